@@ -1,0 +1,1 @@
+//! TSC to CLOCK_MONOTONIC.

@@ -1,0 +1,1 @@
+//! perf.data: the writer and the reader.

@@ -1,0 +1,1 @@
+//! Intel PT packets (Intel SDM volume 3, "Intel Processor Trace").

@@ -1,0 +1,40 @@
+//! CPU features and the embedded templates.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::{cpu, templates};
+
+#[pyfunction]
+fn cpu_features(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let f = cpu::Features::detect();
+    let out = PyDict::new(py);
+    out.set_item("rdpid", f.rdpid)?;
+    out.set_item("rdtscp", f.rdtscp)?;
+    out.set_item("fsgsbase", f.fsgsbase)?;
+    out.set_item("ptwrite_cpuid", f.ptwrite_cpuid)?;
+    out.set_item("invariant_tsc", f.invariant_tsc)?;
+    Ok(out)
+}
+
+#[pyfunction]
+fn ptwrite_executes(py: Python<'_>) -> bool {
+    py.detach(cpu::ptwrite_executes)
+}
+
+#[pyfunction]
+fn stub_template(name: &str) -> Option<&'static str> {
+    templates::get(name)
+}
+
+#[pyfunction]
+fn stub_template_names() -> Vec<&'static str> {
+    templates::TEMPLATES.iter().map(|(n, _)| *n).collect()
+}
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(cpu_features, module)?)?;
+    module.add_function(wrap_pyfunction!(ptwrite_executes, module)?)?;
+    module.add_function(wrap_pyfunction!(stub_template, module)?)?;
+    module.add_function(wrap_pyfunction!(stub_template_names, module)?)
+}

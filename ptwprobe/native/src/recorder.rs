@@ -1,0 +1,1 @@
+//! Drains the rings of the targets into a session's perf.data.

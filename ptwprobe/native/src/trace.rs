@@ -1,0 +1,1 @@
+//! From a perf.data file to hits.

@@ -1,0 +1,1 @@
+//! One thread owns all tracees.

@@ -1,0 +1,1 @@
+//! Decoding, relocating and comparing x86-64 instructions.
