@@ -5,8 +5,5 @@ pub const TEMPLATES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/templ
 
 /// Text of the template `name` (file name without `.s`).
 pub fn get(name: &str) -> Option<&'static str> {
-    TEMPLATES
-        .iter()
-        .find(|(n, _)| *n == name)
-        .map(|(_, text)| *text)
+    TEMPLATES.iter().find(|(n, _)| *n == name).map(|(_, text)| *text)
 }

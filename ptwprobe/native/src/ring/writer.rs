@@ -1,0 +1,90 @@
+//! The stub's end of a ring in Rust: the same protocol, step by step. Only for tests, which need a writer without a
+//! patched program; what a stub does is in its assembly template.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::memory::Mapping;
+use super::*;
+
+/// A target's view of the rings.
+#[derive(Debug)]
+pub struct Writer {
+    layout: Layout,
+    control: Mapping,
+    data: Vec<Mapping>,
+}
+
+/// A reserved record that is not complete yet.
+#[derive(Debug, Clone, Copy)]
+pub struct Reservation {
+    pub ring: u32,
+    pub mark: Mark,
+}
+
+impl Writer {
+    pub fn map(fd: BorrowedFd<'_>, layout: Layout) -> Result<Self, RingError> {
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        let control = Mapping::repeated(fd, 0, layout.control_len(), 1, prot)?;
+        let data = (0..layout.rings)
+            .map(|ring| Mapping::repeated(fd, layout.data_offset(ring), layout.data_len(), 2, prot))
+            .collect::<Result<_, _>>()?;
+        Ok(Writer { layout, control, data })
+    }
+
+    /// Reserves a record, or counts the hit as lost: `None`.
+    pub fn reserve(&self, ring: u32, nargs: usize) -> Option<Reservation> {
+        if ring >= self.layout.rings {
+            self.control.word(HEADER_LOST_NO_RING).fetch_add(1, Ordering::SeqCst);
+            return None;
+        }
+        let size = RECORD_HEADER + 8 * nargs;
+        let head = self.field(ring, CONTROL_HEAD);
+        loop {
+            let old = Mark(head.load(Ordering::SeqCst));
+            let tail = Mark(self.field(ring, CONTROL_TAIL).load(Ordering::SeqCst));
+            if !has_room(old, tail, size, self.layout.data_len()) {
+                // The tail may have passed an old head while this thread slept: full is only what still is the head.
+                if head.load(Ordering::SeqCst) != old.0 {
+                    continue;
+                }
+                self.field(ring, CONTROL_LOST).fetch_add(1, Ordering::SeqCst);
+                return None;
+            }
+            if head.compare_exchange(old.0, old.after(size).0, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                return Some(Reservation { ring, mark: old });
+            }
+        }
+    }
+
+    /// Writes everything but the stamp.
+    pub fn fill(&self, at: Reservation, tsc: u64, thread: u64, event_id: u16, faults: u32, args: &[u64]) {
+        let event = u64::from(event_id) | (args.len() as u64) << 16 | u64::from(faults) << 32;
+        self.record_word(at, RECORD_TSC).store(tsc, Ordering::Relaxed);
+        self.record_word(at, RECORD_THREAD).store(thread, Ordering::Relaxed);
+        self.record_word(at, RECORD_EVENT).store(event, Ordering::Relaxed);
+        for (i, arg) in args.iter().enumerate() {
+            self.record_word(at, RECORD_HEADER + 8 * i).store(*arg, Ordering::Relaxed);
+        }
+    }
+
+    /// Completes the record.
+    pub fn stamp(&self, at: Reservation) {
+        self.record_word(at, 0).store(at.mark.0, Ordering::Release);
+    }
+
+    /// A control word of ring `ring`, which must exist.
+    pub fn field(&self, ring: u32, field: usize) -> &AtomicU64 {
+        self.control.word(self.layout.control_offset(ring) + field)
+    }
+
+    /// Word at `field` bytes of a reserved record.
+    pub fn record_word(&self, at: Reservation, field: usize) -> &AtomicU64 {
+        self.data[at.ring as usize].word(at.mark.offset(self.layout.ring_bits) + field)
+    }
+}
+
+/// The stub's room check, in 32 bits as it does it.
+pub(super) fn has_room(head: Mark, tail: Mark, size: usize, capacity: usize) -> bool {
+    head.0.wrapping_sub(tail.0) as u32 as usize <= capacity - size
+}
