@@ -87,7 +87,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Probe:
-    """A parsed probe. ``group`` and ``name`` as the user gave them; sites without a name are named after the function."""
+    """A parsed probe. ``group`` and ``name`` are the user's; a site without a name is named after its function."""
 
     text: str
     where: Where

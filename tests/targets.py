@@ -1,0 +1,79 @@
+"""A running test program: started, waited for until it is ready, let go, ended."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import time
+from types import TracebackType
+
+
+class Target:
+    """A child process whose stdout is collected. Programs of ``tests/progs`` print ``ready`` and then wait for a byte.
+
+    ``ready``: the line to wait for, or None where the program has no such line. ``wait_s``: how long to wait at most,
+    there and in :meth:`finish`.
+    """
+
+    def __init__(self, command: list[str], *, ready: str | None = "ready", wait_s: float = 60.0) -> None:
+        self.wait_s = wait_s
+        self._output = b""
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+        )
+        if ready is not None:
+            self.wait_for(ready)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def output(self) -> str:
+        """What the program has printed so far, as far as it has been read."""
+        return self._output.decode()
+
+    def wait_for(self, line: str) -> None:
+        """Reads output until ``line`` (without its newline) has come."""
+        assert self.process.stdout is not None
+        end = time.monotonic() + self.wait_s
+        wanted = line.encode() + b"\n"
+        while wanted not in self._output:
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
+                raise TimeoutError(f"no {line!r} from {self.process.args!r} in {self.wait_s} s; got {self._output!r}")
+            piece = os.read(self.process.stdout.fileno(), 65536)
+            if not piece:
+                raise EOFError(f"{self.process.args!r} ended before {line!r}; got {self._output!r}")
+            self._output += piece
+
+    def go(self) -> None:
+        """The byte that the program waits for."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+
+    def finish(self) -> str:
+        """Closes stdin, waits for the end, and returns all of stdout."""
+        out, err = self.process.communicate(timeout=self.wait_s)
+        self._output += out
+        self.errors = err.decode()
+        return self.output
+
+    @property
+    def exit_code(self) -> int | None:
+        """As subprocess has it: the exit code, or minus the number of the signal that killed it."""
+        return self.process.poll()
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None and not stream.closed:
+                stream.close()
