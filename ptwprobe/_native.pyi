@@ -15,3 +15,50 @@ def ptwrite_executes() -> bool:
 
 def stub_template(name: str) -> str | None: ...
 def stub_template_names() -> list[str]: ...
+
+# ---- x86
+
+def disassemble(code: bytes, addr: int) -> list[tuple[int, int, str]]:
+    """(address, length, text in GNU syntax) of every instruction; NativeError "not-an-instruction" with the offset."""
+
+def decode(code: bytes, addr: int) -> list[tuple[int, int, str]]:
+    """(offset, length, kind) of the instructions up to the first that does not decode.
+
+    Kinds: nop, endbr, plain, jump, branch, indirect, return, call, system, trap, undefined, fixed.
+    """
+
+def relative_operands(code: bytes, addr: int) -> list[int]:
+    """Absolute addresses of branch targets and rip-relative operands."""
+
+def relocate(code: bytes, from_addr: int, to_addr: int) -> tuple[bytes, list[tuple[int, int]]]:
+    """The code with the same effect at ``to_addr``, and (old offset, new offset) of every instruction.
+
+    NativeError kinds: call-in-window, syscall-in-window, not-relocatable, not-an-instruction, out-of-reach.
+    """
+
+class CodeMap:
+    """Control flow of an ELF file; all addresses are virtual addresses of the file.
+
+    NativeError kinds: bad-elf (with a file offset where known), io.
+    """
+
+    def __new__(cls, path: str) -> CodeMap: ...
+    def function_bounds(self, vaddr: int) -> tuple[int, int] | None:
+        """[start, end) of the function that contains ``vaddr``."""
+
+    def functions(self) -> list[tuple[int, int]]: ...
+    def targets(self, lo: int, hi: int) -> list[tuple[int, str]]:
+        """(vaddr, kind) of everything that is jumped to, lo < vaddr < hi.
+
+        Kinds: function, branch, call, return, table, pointer, landing-pad, endbr.
+        """
+
+    def is_boundary(self, vaddr: int) -> bool:
+        """Whether an instruction starts there, decoding straight on from the nearest known start."""
+
+    def has_unknown_jumps(self, vaddr: int) -> bool:
+        """Whether the function around ``vaddr`` may jump to places that are not among the targets."""
+
+    def unknown_jumps(self) -> list[int]: ...
+    def bytes(self, vaddr: int, length: int) -> bytes:
+        """Up to ``length`` bytes of code as in the file; fewer at the end of a section."""

@@ -1,1 +1,0 @@
-//! Decoding, relocating and comparing x86-64 instructions.
