@@ -1,5 +1,7 @@
 """The native core (Rust, ``ptwprobe/native``). Checked against the built module by ``tests/test_package.py``."""
 
+from typing import final
+
 class NativeError(Exception):
     """``args`` is (kind, message, offset or None); ``kind`` is a stable word."""
 
@@ -36,6 +38,7 @@ def relocate(code: bytes, from_addr: int, to_addr: int) -> tuple[bytes, list[tup
     NativeError kinds: call-in-window, syscall-in-window, not-relocatable, not-an-instruction, out-of-reach.
     """
 
+@final
 class CodeMap:
     """Control flow of an ELF file; all addresses are virtual addresses of the file.
 

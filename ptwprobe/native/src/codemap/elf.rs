@@ -4,9 +4,7 @@ use std::fs::File;
 
 use object::elf;
 use object::read::elf::{ElfFile64, ProgramHeader};
-use object::{
-    Architecture, LittleEndian, Object, ObjectKind, ObjectSection, ObjectSymbol, ReadCache, ReadRef,
-};
+use object::{Architecture, LittleEndian, Object, ObjectKind, ObjectSection, ObjectSymbol, ReadCache, ReadRef};
 
 /// Why a file has no code map. `offset` is a file offset where one is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,11 +16,7 @@ pub struct ElfError {
 
 impl ElfError {
     pub fn bad(message: impl Into<String>, offset: Option<u64>) -> Self {
-        Self {
-            kind: "bad-elf",
-            message: message.into(),
-            offset,
-        }
+        Self { kind: "bad-elf", message: message.into(), offset }
     }
 }
 
@@ -66,11 +60,7 @@ const MAX_SEGMENTS: usize = 4096;
 
 impl Image {
     pub fn read(path: &str) -> Result<Self, ElfError> {
-        let io = |e: std::io::Error| ElfError {
-            kind: "io",
-            message: format!("{path}: {e}"),
-            offset: None,
-        };
+        let io = |e: std::io::Error| ElfError { kind: "io", message: format!("{path}: {e}"), offset: None };
         let file = File::open(path).map_err(io)?;
         let size = file.metadata().map_err(io)?.len();
         let cache = ReadCache::new(file);
@@ -108,10 +98,7 @@ impl Image {
 
     pub fn is_code(&self, vaddr: u64) -> bool {
         let after = self.code.partition_point(|range| range.0 <= vaddr);
-        after
-            .checked_sub(1)
-            .and_then(|i| self.code.get(i))
-            .is_some_and(|range| vaddr < range.1)
+        after.checked_sub(1).and_then(|i| self.code.get(i)).is_some_and(|range| vaddr < range.1)
     }
 
     /// Reads every PT_LOAD; returns [start, end) of the executable ones.
@@ -129,14 +116,10 @@ impl Image {
         let mut executable = Vec::new();
         let mut total = 0u64;
         for header in headers.iter().filter(|h| h.p_type(e) == elf::PT_LOAD) {
-            let (offset, vaddr, length) =
-                (header.p_offset(e), header.p_vaddr(e), header.p_filesz(e));
+            let (offset, vaddr, length) = (header.p_offset(e), header.p_vaddr(e), header.p_filesz(e));
             total = total.saturating_add(length);
             if total > file_size.saturating_mul(2) || vaddr.checked_add(length).is_none() {
-                return Err(ElfError::bad(
-                    "segments are larger than the file",
-                    Some(offset),
-                ));
+                return Err(ElfError::bad("segments are larger than the file", Some(offset)));
             }
             let bytes = data
                 .read_bytes_at(offset, length)
@@ -144,17 +127,10 @@ impl Image {
             if header.p_flags(e).0 & elf::PF_X.0 != 0 {
                 executable.push((vaddr, vaddr + length));
             }
-            self.segments.push(Run {
-                vaddr,
-                bytes: bytes.to_vec(),
-            });
+            self.segments.push(Run { vaddr, bytes: bytes.to_vec() });
         }
         self.segments.sort_by_key(|run| run.vaddr);
-        if self
-            .segments
-            .windows(2)
-            .any(|pair| matches!(pair, [a, b] if a.end() > b.vaddr))
-        {
+        if self.segments.windows(2).any(|pair| matches!(pair, [a, b] if a.end() > b.vaddr)) {
             return Err(ElfError::bad("segments overlap", None));
         }
         Ok(executable)
@@ -171,10 +147,7 @@ impl Image {
                 continue;
             };
             let wanted = elf::SHF_EXECINSTR.0 | elf::SHF_ALLOC.0;
-            let (start, end) = (
-                section.address(),
-                section.address().saturating_add(section.size()),
-            );
+            let (start, end) = (section.address(), section.address().saturating_add(section.size()));
             if sh_flags.0 & wanted == wanted && start < end && inside(start, end) {
                 self.code.push((start, end));
             }
@@ -183,11 +156,7 @@ impl Image {
             self.code.extend_from_slice(executable);
         }
         self.code.sort_unstable();
-        if self
-            .code
-            .windows(2)
-            .any(|pair| matches!(pair, [a, b] if a.1 > b.0))
-        {
+        if self.code.windows(2).any(|pair| matches!(pair, [a, b] if a.1 > b.0)) {
             return Err(ElfError::bad("executable sections overlap", None));
         }
         Ok(())
@@ -212,9 +181,7 @@ impl Image {
             let base = match relocation.target() {
                 object::RelocationTarget::Symbol(index) => file
                     .dynamic_symbol_table()
-                    .and_then(|table| {
-                        object::ObjectSymbolTable::symbol_by_index(&table, index).ok()
-                    })
+                    .and_then(|table| object::ObjectSymbolTable::symbol_by_index(&table, index).ok())
                     .map_or(0, |symbol| symbol.address()),
                 _ => 0,
             };
@@ -249,46 +216,32 @@ impl Image {
                 values.push(u64::from_le_bytes(bytes));
             }
         };
-        for word in words
-            .chunks_exact(8)
-            .filter_map(|w| w.try_into().ok())
-            .map(u64::from_le_bytes)
-        {
+        for word in words.chunks_exact(8).filter_map(|w| w.try_into().ok()).map(u64::from_le_bytes) {
             if word & 1 == 0 {
                 add(word);
                 place = word.wrapping_add(8);
             } else {
-                (0..63)
-                    .filter(|bit| word >> (bit + 1) & 1 != 0)
-                    .for_each(|bit| add(place.wrapping_add(8 * bit)));
+                (0..63).filter(|bit| word >> (bit + 1) & 1 != 0).for_each(|bit| add(place.wrapping_add(8 * bit)));
                 place = place.wrapping_add(8 * 63);
             }
         }
         Ok(())
     }
 
-    fn find_eh_frame<'d, R: ReadRef<'d>>(
-        &mut self,
-        file: &ElfFile64<'d, LittleEndian, R>,
-    ) -> Result<(), ElfError> {
+    fn find_eh_frame<'d, R: ReadRef<'d>>(&mut self, file: &ElfFile64<'d, LittleEndian, R>) -> Result<(), ElfError> {
         if let Some(section) = file.section_by_name(".eh_frame") {
             self.eh_frame = Some((section.address(), section.size()));
             return Ok(());
         }
         let e = LittleEndian;
-        let header = file
-            .elf_program_headers()
-            .iter()
-            .find(|h| h.p_type(e) == elf::PT_GNU_EH_FRAME);
+        let header = file.elf_program_headers().iter().find(|h| h.p_type(e) == elf::PT_GNU_EH_FRAME);
         let Some(header) = header else { return Ok(()) };
         let vaddr = header.p_vaddr(e);
         let bytes = self.at(vaddr, usize::try_from(header.p_memsz(e)).unwrap_or(0));
         let bases = gimli::BaseAddresses::default().set_eh_frame_hdr(vaddr);
         let parsed = gimli::EhFrameHdr::new(bytes, gimli::LittleEndian)
             .parse(&bases, 8)
-            .map_err(|error| {
-                ElfError::bad(format!(".eh_frame_hdr: {error}"), Some(header.p_offset(e)))
-            })?;
+            .map_err(|error| ElfError::bad(format!(".eh_frame_hdr: {error}"), Some(header.p_offset(e))))?;
         if let gimli::Pointer::Direct(start) = parsed.eh_frame_ptr() {
             // Without sections its length is not told: it ends with a terminator, or with the segment.
             self.eh_frame = Some((start, self.at(start, usize::MAX).len() as u64));

@@ -92,21 +92,10 @@ impl Functions {
         symbols.retain(|s| frames.containing(s.0).is_none());
         for (i, &(start, size)) in symbols.iter().enumerate() {
             let next = symbols.get(i + 1).map_or(u64::MAX, |s| s.0);
-            let frame = frames
-                .0
-                .get(frames.0.partition_point(|f| f.0 < start))
-                .map_or(u64::MAX, |f| f.0);
-            let code = image
-                .code
-                .iter()
-                .find(|c| c.0 <= start && start < c.1)
-                .map_or(start, |c| c.1);
+            let frame = frames.0.get(frames.0.partition_point(|f| f.0 < start)).map_or(u64::MAX, |f| f.0);
+            let code = image.code.iter().find(|c| c.0 <= start && start < c.1).map_or(start, |c| c.1);
             let limit = code.min(frame);
-            let end = if size == 0 {
-                limit.min(next)
-            } else {
-                limit.min(start.saturating_add(size))
-            };
+            let end = if size == 0 { limit.min(next) } else { limit.min(start.saturating_add(size)) };
             out.push((start, end));
         }
         out.sort_unstable();
@@ -117,12 +106,7 @@ impl Functions {
         let after = self.0.partition_point(|f| f.0 <= vaddr);
         // Functions may hold others (several entries into one body): look a few back.
         let first = after.saturating_sub(8);
-        self.0
-            .get(first..after)?
-            .iter()
-            .rev()
-            .copied()
-            .find(|f| vaddr < f.1)
+        self.0.get(first..after)?.iter().rev().copied().find(|f| vaddr < f.1)
     }
 }
 
@@ -168,9 +152,7 @@ impl CodeMap {
         let unknown_jumps = tables::follow(&image, &functions, &sweep, &mut targets);
         let code = image.code.iter().map(|&(start, end)| Run {
             vaddr: start,
-            bytes: image
-                .at(start, usize::try_from(end - start).unwrap_or(0))
-                .to_vec(),
+            bytes: image.at(start, usize::try_from(end - start).unwrap_or(0)).to_vec(),
         });
         Ok(Self {
             code: code.collect(),
@@ -190,15 +172,10 @@ impl CodeMap {
     /// Every known target t with lo < t < hi, with all the reasons for it.
     pub fn targets(&self, lo: u64, hi: u64) -> Vec<(u64, TargetKind)> {
         let key = |vaddr: u64| vaddr.min(u64::MAX >> 3) << 3;
-        let first = self
-            .targets
-            .partition_point(|t| *t < key(lo.saturating_add(1)));
+        let first = self.targets.partition_point(|t| *t < key(lo.saturating_add(1)));
         let last = self.targets.partition_point(|t| *t < key(hi));
         let range = self.targets.get(first..last).unwrap_or_default();
-        range
-            .iter()
-            .filter_map(|t| Some((t >> 3, *TargetKind::ALL.get((t & 7) as usize)?)))
-            .collect()
+        range.iter().filter_map(|t| Some((t >> 3, *TargetKind::ALL.get((t & 7) as usize)?))).collect()
     }
 
     /// Whether decoding straight on from the nearest known start reaches `vaddr`.
@@ -233,8 +210,7 @@ impl CodeMap {
             return true;
         };
         let next = self.unknown_jumps.partition_point(|j| *j < start);
-        self.unknown_jumps.get(next).is_some_and(|j| *j < end)
-            || self.opaque.iter().any(|f| f.0 < end && start < f.1)
+        self.unknown_jumps.get(next).is_some_and(|j| *j < end) || self.opaque.iter().any(|f| f.0 < end && start < f.1)
     }
 
     pub fn unknown_jumps(&self) -> &[u64] {
@@ -248,9 +224,7 @@ impl CodeMap {
             return &[];
         };
         let start = usize::try_from(vaddr - run.vaddr).unwrap_or(usize::MAX);
-        run.bytes
-            .get(start..start.saturating_add(length).min(run.bytes.len()))
-            .unwrap_or_default()
+        run.bytes.get(start..start.saturating_add(length).min(run.bytes.len())).unwrap_or_default()
     }
 
     /// Start of every function, sorted.

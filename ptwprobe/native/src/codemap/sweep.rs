@@ -4,8 +4,7 @@
 //! between functions cannot put the decoding out of step for longer than to the next start.
 
 use iced_x86::{
-    Code, Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,
-    Register,
+    Code, Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
 };
 
 use super::elf::Image;
@@ -77,13 +76,7 @@ fn run(
         let instruction = *instruction;
         record(image, &instruction, targets, out);
         if Kind::of(&instruction) == Kind::IndirectJump {
-            let source = jump_source(
-                &History {
-                    ring: &history,
-                    count,
-                },
-                factory,
-            );
+            let source = jump_source(&History { ring: &history, count }, factory);
             out.indirect_jumps.push((instruction.ip(), source));
         }
     }
@@ -92,11 +85,7 @@ fn run(
 fn record(image: &Image, instruction: &Instruction, targets: &mut Targets, out: &mut Sweep) {
     let ip = instruction.ip();
     if let Some(target) = direct_target(instruction) {
-        let kind = if instruction.is_call_near() {
-            TargetKind::Call
-        } else {
-            TargetKind::Branch
-        };
+        let kind = if instruction.is_call_near() { TargetKind::Call } else { TargetKind::Branch };
         if image.is_code(target) {
             targets.push(target, kind);
         }
@@ -160,11 +149,7 @@ fn jump_source(history: &History<'_>, factory: &mut InstructionInfoFactory) -> J
     loop {
         let Some(instruction) = history.get(back) else {
             // At the function's first instruction the value is the caller's: a pointer to somewhere that is known.
-            return if history.reached_start(back) {
-                JumpSource::Pointer
-            } else {
-                JumpSource::Unknown
-            };
+            return if history.reached_start(back) { JumpSource::Pointer } else { JumpSource::Unknown };
         };
         back += 1;
         let kind = Kind::of(instruction);
@@ -174,12 +159,8 @@ fn jump_source(history: &History<'_>, factory: &mut InstructionInfoFactory) -> J
         if kind == Kind::Call {
             match register {
                 Register::RAX => return JumpSource::Pointer,
-                Register::RCX | Register::RDX | Register::RSI | Register::RDI => {
-                    return JumpSource::Unknown
-                }
-                Register::R8 | Register::R9 | Register::R10 | Register::R11 => {
-                    return JumpSource::Unknown
-                }
+                Register::RCX | Register::RDX | Register::RSI | Register::RDI => return JumpSource::Unknown,
+                Register::R8 | Register::R9 | Register::R10 | Register::R11 => return JumpSource::Unknown,
                 _ => continue,
             }
         }
@@ -187,20 +168,13 @@ fn jump_source(history: &History<'_>, factory: &mut InstructionInfoFactory) -> J
             continue;
         }
         match (instruction.code(), instruction.op1_kind()) {
-            (Code::Mov_r64_rm64 | Code::Mov_rm64_r64, OpKind::Register) => {
-                register = instruction.op1_register()
-            }
+            (Code::Mov_r64_rm64 | Code::Mov_rm64_r64, OpKind::Register) => register = instruction.op1_register(),
             (Code::Mov_r64_rm64, OpKind::Memory) => return JumpSource::Pointer,
-            (Code::Mov_r64_imm64 | Code::Mov_rm64_imm32 | Code::Mov_r32_imm32, _) => {
-                return JumpSource::Pointer
-            }
-            (Code::Lea_r64_m, _) if instruction.is_ip_rel_memory_operand() => {
-                return JumpSource::Pointer
-            }
+            (Code::Mov_r64_imm64 | Code::Mov_rm64_imm32 | Code::Mov_r32_imm32, _) => return JumpSource::Pointer,
+            (Code::Lea_r64_m, _) if instruction.is_ip_rel_memory_operand() => return JumpSource::Pointer,
             (Code::Pop_r64, _) => return JumpSource::Pointer,
             // glibc keeps some pointers mangled: xor with a word of the thread, then rotate.
-            (Code::Xor_r64_rm64, OpKind::Memory)
-                if instruction.segment_prefix() == Register::FS => {}
+            (Code::Xor_r64_rm64, OpKind::Memory) if instruction.segment_prefix() == Register::FS => {}
             (Code::Ror_rm64_imm8 | Code::Rol_rm64_imm8, _) => {}
             (Code::Add_r64_rm64 | Code::Add_rm64_r64, OpKind::Register) => {
                 return table_source(history, back, register, instruction.op1_register(), factory);
@@ -232,8 +206,7 @@ fn table_source(
         None
     };
     let (a, b) = (definition(a), definition(b));
-    let is_entry =
-        |i: &Instruction| i.code() == Code::Movsxd_r64_rm32 && i.op1_kind() == OpKind::Memory;
+    let is_entry = |i: &Instruction| i.code() == Code::Movsxd_r64_rm32 && i.op1_kind() == OpKind::Memory;
     let base = match (a, b) {
         (Some(entry), base) if is_entry(entry) => base,
         (base, Some(entry)) if is_entry(entry) => base,
@@ -243,23 +216,12 @@ fn table_source(
     JumpSource::RelativeTable(base.map(Instruction::memory_displacement64))
 }
 
-fn writes(
-    instruction: &Instruction,
-    register: Register,
-    factory: &mut InstructionInfoFactory,
-) -> bool {
-    factory
-        .info(instruction)
-        .used_registers()
-        .iter()
-        .any(|used| {
-            used.register().full_register() == register
-                && matches!(
-                    used.access(),
-                    OpAccess::Write
-                        | OpAccess::CondWrite
-                        | OpAccess::ReadWrite
-                        | OpAccess::ReadCondWrite
-                )
-        })
+fn writes(instruction: &Instruction, register: Register, factory: &mut InstructionInfoFactory) -> bool {
+    factory.info(instruction).used_registers().iter().any(|used| {
+        used.register().full_register() == register
+            && matches!(
+                used.access(),
+                OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite
+            )
+    })
 }

@@ -12,12 +12,7 @@ const MAX_ENTRIES: usize = 1 << 16;
 ///
 /// A table's length is not told anywhere, so it goes on while entries point into code and up to the next table: too
 /// many targets cost a probe, too few a program.
-pub fn follow(
-    image: &Image,
-    functions: &Functions,
-    sweep: &Sweep,
-    targets: &mut Targets,
-) -> Vec<u64> {
+pub fn follow(image: &Image, functions: &Functions, sweep: &Sweep, targets: &mut Targets) -> Vec<u64> {
     for &value in &image.relocated_pointers {
         targets.push(value, TargetKind::Pointer);
     }
@@ -47,17 +42,13 @@ pub fn follow(
     let lengths: Vec<usize> = (0..bases.len())
         .map(|i| {
             let next = bases.get(i + 1).copied().unwrap_or(u64::MAX);
-            bases
-                .get(i)
-                .map_or(0, |base| follow_table(image, *base, next, targets))
+            bases.get(i).map_or(0, |base| follow_table(image, *base, next, targets))
         })
         .collect();
     for (ip, candidates) in jumps {
-        let found = candidates.iter().any(|base| {
-            bases
-                .binary_search(base)
-                .is_ok_and(|i| lengths.get(i).is_some_and(|length| *length > 0))
-        });
+        let found = candidates
+            .iter()
+            .any(|base| bases.binary_search(base).is_ok_and(|i| lengths.get(i).is_some_and(|length| *length > 0)));
         if !found {
             unknown.push(ip);
         }
@@ -71,30 +62,16 @@ fn taken_in(sweep: &Sweep, function: Option<(u64, u64)>) -> Vec<u64> {
     let Some((start, end)) = function else {
         return Vec::new();
     };
-    let first = sweep
-        .addresses_taken
-        .partition_point(|taken| taken.0 < start);
+    let first = sweep.addresses_taken.partition_point(|taken| taken.0 < start);
     let last = sweep.addresses_taken.partition_point(|taken| taken.0 < end);
-    sweep
-        .addresses_taken
-        .get(first..last)
-        .unwrap_or_default()
-        .iter()
-        .map(|taken| taken.1)
-        .collect()
+    sweep.addresses_taken.get(first..last).unwrap_or_default().iter().map(|taken| taken.1).collect()
 }
 
 /// Number of entries found.
 fn follow_table(image: &Image, base: u64, next_base: u64, targets: &mut Targets) -> usize {
-    let room = usize::try_from((next_base - base) / 4)
-        .unwrap_or(MAX_ENTRIES)
-        .min(MAX_ENTRIES);
+    let room = usize::try_from((next_base - base) / 4).unwrap_or(MAX_ENTRIES).min(MAX_ENTRIES);
     let mut found = 0;
-    for entry in image
-        .at(base, room * 4)
-        .chunks_exact(4)
-        .filter_map(|b| b.try_into().ok())
-    {
+    for entry in image.at(base, room * 4).chunks_exact(4).filter_map(|b| b.try_into().ok()) {
         let target = base.wrapping_add(i64::from(i32::from_le_bytes(entry)) as u64);
         if !image.is_code(target) {
             break;
@@ -109,13 +86,7 @@ fn follow_table(image: &Image, base: u64, next_base: u64, targets: &mut Targets)
 fn data_pointers(image: &Image, targets: &mut Targets) {
     for run in &image.segments {
         let skip = (run.vaddr.wrapping_neg() & 7) as usize;
-        for word in run
-            .bytes
-            .get(skip..)
-            .unwrap_or_default()
-            .chunks_exact(8)
-            .filter_map(|w| w.try_into().ok())
-        {
+        for word in run.bytes.get(skip..).unwrap_or_default().chunks_exact(8).filter_map(|w| w.try_into().ok()) {
             let value = u64::from_le_bytes(word);
             if image.is_code(value) {
                 targets.push(value, TargetKind::Pointer);

@@ -1,9 +1,7 @@
 //! Function bounds and landing pads from the unwind tables: `.eh_frame` (LSB core, "Exception Frames") and the
 //! language-specific data areas that it points to (Itanium C++ ABI, "Exception Handling Tables").
 
-use gimli::{
-    BaseAddresses, CieOrFde, DwEhPe, EhFrame, LittleEndian, Pointer, Reader, UnwindSection,
-};
+use gimli::{BaseAddresses, CieOrFde, DwEhPe, EhFrame, LittleEndian, Pointer, Reader, UnwindSection};
 
 use super::elf::{ElfError, Image};
 
@@ -36,10 +34,7 @@ pub fn read(image: &Image) -> Result<Unwind, ElfError> {
             continue;
         };
         let fde = partial.parse(EhFrame::cie_from_offset).map_err(bad)?;
-        let (start, end) = (
-            fde.initial_address(),
-            fde.initial_address().wrapping_add(fde.len()),
-        );
+        let (start, end) = (fde.initial_address(), fde.initial_address().wrapping_add(fde.len()));
         if end <= start || !image.is_code(start) {
             continue;
         }
@@ -49,8 +44,7 @@ pub fn read(image: &Image) -> Result<Unwind, ElfError> {
             Some(Pointer::Direct(area)) => Some(area),
             Some(Pointer::Indirect(_)) => None,
         };
-        let known = area
-            .and_then(|area| landing_pads(image, area, start, &mut out.landing_pads, &mut budget));
+        let known = area.and_then(|area| landing_pads(image, area, start, &mut out.landing_pads, &mut budget));
         if known.is_none() {
             out.opaque.push((start, end));
         }
@@ -59,17 +53,8 @@ pub fn read(image: &Image) -> Result<Unwind, ElfError> {
 }
 
 /// Adds the landing pads of the data area at `area`; None if it cannot be read.
-fn landing_pads(
-    image: &Image,
-    area: u64,
-    function: u64,
-    pads: &mut Vec<u64>,
-    budget: &mut u32,
-) -> Option<()> {
-    let mut data = Cursor {
-        at: area,
-        bytes: gimli::EndianSlice::new(image.at(area, usize::MAX), LittleEndian),
-    };
+fn landing_pads(image: &Image, area: u64, function: u64, pads: &mut Vec<u64>, budget: &mut u32) -> Option<()> {
+    let mut data = Cursor { at: area, bytes: gimli::EndianSlice::new(image.at(area, usize::MAX), LittleEndian) };
     let base_encoding = data.byte()?;
     let base = match base_encoding {
         OMIT => function,
@@ -122,9 +107,7 @@ impl Cursor<'_> {
         let encoding = DwEhPe(encoding);
         let place = self.at;
         let value = self.step(|c| match encoding.format() {
-            gimli::DW_EH_PE_absptr | gimli::DW_EH_PE_udata8 | gimli::DW_EH_PE_sdata8 => {
-                c.bytes.read_u64()
-            }
+            gimli::DW_EH_PE_absptr | gimli::DW_EH_PE_udata8 | gimli::DW_EH_PE_sdata8 => c.bytes.read_u64(),
             gimli::DW_EH_PE_uleb128 => c.bytes.read_uleb128(),
             gimli::DW_EH_PE_sleb128 => c.bytes.read_sleb128().map(|v| v as u64),
             gimli::DW_EH_PE_udata2 => c.bytes.read_u16().map(u64::from),

@@ -26,10 +26,7 @@ fn disassemble(code: &[u8], addr: u64) -> PyResult<Vec<(u64, usize, String)>> {
 
 #[pyfunction]
 fn decode(code: &[u8], addr: u64) -> Vec<(usize, usize, &'static str)> {
-    x86::decode(code, addr)
-        .into_iter()
-        .map(|(offset, length, kind)| (offset, length, kind.name()))
-        .collect()
+    x86::decode(code, addr).into_iter().map(|(offset, length, kind)| (offset, length, kind.name())).collect()
 }
 
 #[pyfunction]
@@ -40,12 +37,7 @@ fn relative_operands(code: &[u8], addr: u64) -> PyResult<Vec<u64>> {
 type Map = Vec<(usize, usize)>;
 
 #[pyfunction]
-fn relocate<'py>(
-    py: Python<'py>,
-    code: &[u8],
-    from_addr: u64,
-    to_addr: u64,
-) -> PyResult<(Bound<'py, PyBytes>, Map)> {
+fn relocate<'py>(py: Python<'py>, code: &[u8], from_addr: u64, to_addr: u64) -> PyResult<(Bound<'py, PyBytes>, Map)> {
     let moved = x86::relocate(code, from_addr, to_addr)?;
     Ok((PyBytes::new(py, &moved.code), moved.map))
 }
@@ -69,11 +61,7 @@ impl PyCodeMap {
     }
 
     fn targets(&self, lo: u64, hi: u64) -> Vec<(u64, &'static str)> {
-        self.0
-            .targets(lo, hi)
-            .into_iter()
-            .map(|(vaddr, kind)| (vaddr, kind.name()))
-            .collect()
+        self.0.targets(lo, hi).into_iter().map(|(vaddr, kind)| (vaddr, kind.name())).collect()
     }
 
     fn is_boundary(&self, vaddr: u64) -> bool {

@@ -3,10 +3,7 @@
 
 mod relocate;
 
-use iced_x86::{
-    Code, Decoder, DecoderOptions, FlowControl, Formatter, GasFormatter, Instruction, Mnemonic,
-    Register,
-};
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Formatter, GasFormatter, Instruction, Mnemonic, Register};
 
 pub use relocate::{relocate, Relocated};
 
@@ -21,11 +18,7 @@ pub struct CodeError {
 
 impl CodeError {
     fn new(kind: &'static str, message: impl Into<String>, offset: usize) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-            offset: offset as u64,
-        }
+        Self { kind, message: message.into(), offset: offset as u64 }
     }
 }
 
@@ -69,9 +62,7 @@ impl Kind {
             },
             FlowControl::UnconditionalBranch if code.is_jmp_short_or_near() => Self::Jump,
             FlowControl::ConditionalBranch if is_conditional(code) => Self::Branch,
-            FlowControl::IndirectBranch
-                if code == Code::Jmp_rm64 && instruction.memory_base() != Register::EIP =>
-            {
+            FlowControl::IndirectBranch if code == Code::Jmp_rm64 && instruction.memory_base() != Register::EIP => {
                 Self::IndirectJump
             }
             FlowControl::Return if matches!(code, Code::Retnq | Code::Retnq_imm16) => Self::Return,
@@ -82,11 +73,7 @@ impl Kind {
             FlowControl::Interrupt if code == Code::Int3 => Self::Trap,
             FlowControl::Interrupt => Self::System,
             FlowControl::Exception => Self::Undefined,
-            FlowControl::XbeginXabortXend
-                if code != Code::Xbegin_rel16 && code != Code::Xbegin_rel32 =>
-            {
-                Self::Plain
-            }
+            FlowControl::XbeginXabortXend if code != Code::Xbegin_rel16 && code != Code::Xbegin_rel32 => Self::Plain,
             _ => Self::Fixed,
         }
     }
@@ -110,10 +97,7 @@ impl Kind {
 
     /// Whether control never goes on to the next instruction.
     pub fn ends_flow(self) -> bool {
-        matches!(
-            self,
-            Self::Jump | Self::IndirectJump | Self::Return | Self::Undefined
-        )
+        matches!(self, Self::Jump | Self::IndirectJump | Self::Return | Self::Undefined)
     }
 }
 
@@ -132,9 +116,7 @@ pub fn direct_target(instruction: &Instruction) -> Option<u64> {
         {
             Some(instruction.near_branch_target())
         }
-        FlowControl::XbeginXabortXend
-            if matches!(instruction.code(), Code::Xbegin_rel16 | Code::Xbegin_rel32) =>
-        {
+        FlowControl::XbeginXabortXend if matches!(instruction.code(), Code::Xbegin_rel16 | Code::Xbegin_rel32) => {
             Some(instruction.near_branch_target())
         }
         _ => None,
@@ -163,9 +145,7 @@ pub fn disassemble(code: &[u8], addr: u64) -> Result<Vec<(u64, usize, String)>, 
     formatter.options_mut().set_branch_leading_zeros(false);
     formatter.options_mut().set_uppercase_hex(false);
     formatter.options_mut().set_rip_relative_addresses(false);
-    formatter
-        .options_mut()
-        .set_small_hex_numbers_in_decimal(false);
+    formatter.options_mut().set_small_hex_numbers_in_decimal(false);
     let mut out = Vec::new();
     each(code, addr, |_, instruction, _| {
         let mut text = String::new();
@@ -203,18 +183,10 @@ fn each(
         let offset = decoder.position();
         decoder.decode_out(&mut instruction);
         if instruction.is_invalid() {
-            return Err(CodeError::new(
-                "not-an-instruction",
-                "the bytes do not decode",
-                offset,
-            ));
+            return Err(CodeError::new("not-an-instruction", "the bytes do not decode", offset));
         }
         let constants = decoder.get_constant_offsets(&instruction);
-        let displacement = if constants.displacement_size() == 4 {
-            constants.displacement_offset()
-        } else {
-            0
-        };
+        let displacement = if constants.displacement_size() == 4 { constants.displacement_offset() } else { 0 };
         visit(offset, &instruction, displacement)?;
     }
     Ok(())

@@ -30,17 +30,11 @@ struct Piece {
 pub fn relocate(code: &[u8], from: u64, to: u64) -> Result<Relocated, CodeError> {
     let live = live_length(code, from);
     let mut pieces = Vec::new();
-    each(
-        code.get(..live).unwrap_or(code),
-        from,
-        |offset, instruction, displacement| {
-            let bytes = code
-                .get(offset..offset + instruction.len())
-                .unwrap_or_default();
-            pieces.push(piece(instruction, offset, bytes, displacement)?);
-            Ok(())
-        },
-    )?;
+    each(code.get(..live).unwrap_or(code), from, |offset, instruction, displacement| {
+        let bytes = code.get(offset..offset + instruction.len()).unwrap_or_default();
+        pieces.push(piece(instruction, offset, bytes, displacement)?);
+        Ok(())
+    })?;
     let mut map = Vec::with_capacity(pieces.len());
     let mut length = 0;
     for piece in &pieces {
@@ -63,12 +57,7 @@ pub fn relocate(code: &[u8], from: u64, to: u64) -> Result<Relocated, CodeError>
             };
             match bytes.get_mut(at..at + 4) {
                 Some(field) => field.copy_from_slice(&distance.to_le_bytes()),
-                None => {
-                    return Err(fixed(
-                        "its displacement is not where it should be",
-                        piece.old_offset,
-                    ))
-                }
+                None => return Err(fixed("its displacement is not where it should be", piece.old_offset)),
             }
         }
         out.extend_from_slice(&bytes);
@@ -115,16 +104,9 @@ fn moved(
     if !piece.is_branch || inside == 0 || inside >= live as u64 {
         return Ok(target);
     }
-    match map
-        .binary_search_by_key(&(inside as usize), |x| x.0)
-        .ok()
-        .and_then(|i| map.get(i))
-    {
+    match map.binary_search_by_key(&(inside as usize), |x| x.0).ok().and_then(|i| map.get(i)) {
         Some((_, new)) => Ok(to.wrapping_add(*new as u64)),
-        None => Err(fixed(
-            "it jumps into the middle of an instruction",
-            piece.old_offset,
-        )),
+        None => Err(fixed("it jumps into the middle of an instruction", piece.old_offset)),
     }
 }
 
@@ -132,33 +114,14 @@ fn fixed(message: &str, offset: usize) -> CodeError {
     CodeError::new("not-relocatable", message, offset)
 }
 
-fn piece(
-    instruction: &Instruction,
-    offset: usize,
-    bytes: &[u8],
-    displacement: usize,
-) -> Result<Piece, CodeError> {
-    let mut piece = Piece {
-        old_offset: offset,
-        bytes: bytes.to_vec(),
-        field: None,
-        is_branch: false,
-    };
+fn piece(instruction: &Instruction, offset: usize, bytes: &[u8], displacement: usize) -> Result<Piece, CodeError> {
+    let mut piece = Piece { old_offset: offset, bytes: bytes.to_vec(), field: None, is_branch: false };
     match Kind::of(instruction) {
         Kind::Call => return Err(CodeError::new("call-in-window", "a call", offset)),
         Kind::System | Kind::Trap => {
-            return Err(CodeError::new(
-                "syscall-in-window",
-                "an instruction that enters the kernel",
-                offset,
-            ));
+            return Err(CodeError::new("syscall-in-window", "an instruction that enters the kernel", offset));
         }
-        Kind::Fixed => {
-            return Err(fixed(
-                "it is far, privileged, transactional or bound to its place",
-                offset,
-            ))
-        }
+        Kind::Fixed => return Err(fixed("it is far, privileged, transactional or bound to its place", offset)),
         Kind::Jump | Kind::Branch => branch(&mut piece, instruction, bytes)?,
         _ if instruction.is_ip_rel_memory_operand() => {
             if displacement == 0 {
@@ -174,29 +137,15 @@ fn piece(
 /// Rewrites a direct branch. Of its prefixes those stay that mean something on a branch: F2 (bnd), 2E and 3E (hints).
 fn branch(piece: &mut Piece, instruction: &Instruction, bytes: &[u8]) -> Result<(), CodeError> {
     let prefixes = bytes.iter().take_while(|b| is_prefix(**b)).copied();
-    let mut new: Vec<u8> = prefixes
-        .clone()
-        .filter(|b| matches!(b, 0xf2 | 0x2e | 0x3e))
-        .collect();
+    let mut new: Vec<u8> = prefixes.clone().filter(|b| matches!(b, 0xf2 | 0x2e | 0x3e)).collect();
     if prefixes.clone().any(|b| b == 0x66) {
-        return Err(fixed(
-            "processors disagree about a branch with an operand-size prefix",
-            piece.old_offset,
-        ));
+        return Err(fixed("processors disagree about a branch with an operand-size prefix", piece.old_offset));
     }
-    let opcode = bytes
-        .iter()
-        .copied()
-        .find(|b| !is_prefix(*b))
-        .unwrap_or_default();
+    let opcode = bytes.iter().copied().find(|b| !is_prefix(*b)).unwrap_or_default();
     if instruction.is_jmp_short_or_near() {
         new.push(0xe9);
     } else if instruction.is_jcc_short_or_near() {
-        let condition = if opcode == 0x0f {
-            bytes.iter().rev().nth(4).copied().unwrap_or_default()
-        } else {
-            opcode
-        };
+        let condition = if opcode == 0x0f { bytes.iter().rev().nth(4).copied().unwrap_or_default() } else { opcode };
         new.extend([0x0f, 0x80 | condition & 0x0f]);
     } else {
         new.clear();
@@ -226,77 +175,41 @@ mod tests {
     #[test]
     fn rip_relative_operands_keep_their_address() {
         // cmpl $1, 0x10(%rip): the displacement counts from behind the immediate
-        assert_eq!(
-            code(b"\x83\x3d\x10\x00\x00\x00\x01", 0x1000, 0x2000),
-            Ok(b"\x83\x3d\x10\xf0\xff\xff\x01".to_vec())
-        );
+        assert_eq!(code(b"\x83\x3d\x10\x00\x00\x00\x01", 0x1000, 0x2000), Ok(b"\x83\x3d\x10\xf0\xff\xff\x01".to_vec()));
     }
 
     #[test]
     fn short_branches_grow() {
-        assert_eq!(
-            code(b"\x74\x10", 0x1000, 0x1000),
-            Ok(b"\x0f\x84\x0c\x00\x00\x00".to_vec())
-        );
-        assert_eq!(
-            code(b"\xeb\x10", 0x1000, 0x1000),
-            Ok(b"\xe9\x0d\x00\x00\x00".to_vec())
-        );
-        assert_eq!(
-            code(b"\x67\xe3\x10", 0x1000, 0x1000),
-            Ok(b"\x67\xe3\x02\xeb\x05\xe9\x09\x00\x00\x00".to_vec())
-        );
-        assert_eq!(
-            code(b"\xe2\x10", 0x1000, 0x1000),
-            Ok(b"\xe2\x02\xeb\x05\xe9\x09\x00\x00\x00".to_vec())
-        );
+        assert_eq!(code(b"\x74\x10", 0x1000, 0x1000), Ok(b"\x0f\x84\x0c\x00\x00\x00".to_vec()));
+        assert_eq!(code(b"\xeb\x10", 0x1000, 0x1000), Ok(b"\xe9\x0d\x00\x00\x00".to_vec()));
+        assert_eq!(code(b"\x67\xe3\x10", 0x1000, 0x1000), Ok(b"\x67\xe3\x02\xeb\x05\xe9\x09\x00\x00\x00".to_vec()));
+        assert_eq!(code(b"\xe2\x10", 0x1000, 0x1000), Ok(b"\xe2\x02\xeb\x05\xe9\x09\x00\x00\x00".to_vec()));
     }
 
     #[test]
     fn branches_inside_follow_the_copy_and_the_first_byte_stays_the_site() {
         // 0: nop; 1: jne 1; 3: nop
-        assert_eq!(
-            code(b"\x90\x75\xfe\x90", 0x1000, 0x9000),
-            Ok(b"\x90\x0f\x85\xfa\xff\xff\xff\x90".to_vec())
-        );
+        assert_eq!(code(b"\x90\x75\xfe\x90", 0x1000, 0x9000), Ok(b"\x90\x0f\x85\xfa\xff\xff\xff\x90".to_vec()));
         // 0: nop; 1: jne 0
-        assert_eq!(
-            code(b"\x90\x75\xfd", 0x1000, 0x1000),
-            Ok(b"\x90\x0f\x85\xf9\xff\xff\xff".to_vec())
-        );
+        assert_eq!(code(b"\x90\x75\xfd", 0x1000, 0x1000), Ok(b"\x90\x0f\x85\xf9\xff\xff\xff".to_vec()));
         // jne into the middle of a mov
-        assert_eq!(
-            code(b"\x75\x02\x48\x89\xc3\x90\x90", 0x1000, 0x9000),
-            Err("not-relocatable")
-        );
+        assert_eq!(code(b"\x75\x02\x48\x89\xc3\x90\x90", 0x1000, 0x9000), Err("not-relocatable"));
     }
 
     #[test]
     fn dead_code_is_left_out() {
-        assert_eq!(
-            code(b"\xc3\xcc\xcc\xcc\xcc", 0x1000, 0x9000),
-            Ok(b"\xc3".to_vec())
-        );
-        assert_eq!(
-            relocate(b"\x90\xc3\xcc", 0, 0).map(|r| r.map),
-            Ok(vec![(0, 0), (1, 1)])
-        );
+        assert_eq!(code(b"\xc3\xcc\xcc\xcc\xcc", 0x1000, 0x9000), Ok(b"\xc3".to_vec()));
+        assert_eq!(relocate(b"\x90\xc3\xcc", 0, 0).map(|r| r.map), Ok(vec![(0, 0), (1, 1)]));
     }
 
     #[test]
     fn refusals() {
-        assert_eq!(
-            code(b"\xe8\x00\x00\x00\x00", 0, 0x100),
-            Err("call-in-window")
-        );
+        assert_eq!(code(b"\xe8\x00\x00\x00\x00", 0, 0x100), Err("call-in-window"));
         assert_eq!(code(b"\x0f\x05", 0, 0x100), Err("syscall-in-window"));
         assert_eq!(code(b"\xcc", 0, 0x100), Err("syscall-in-window"));
         assert_eq!(code(b"\x48\xcf", 0, 0x100), Err("not-relocatable"));
         assert_eq!(code(b"\xeb\x00", 0, 1 << 32), Err("out-of-reach"));
-        assert_eq!(
-            code(b"\x66\xe9\x00\x00\x00\x00", 0, 0x100),
-            Err("not-relocatable")
-        );
+        assert_eq!(code(b"\x66\xe9\x00\x00\x00\x00", 0, 0x100), Err("not-relocatable"));
         assert_eq!(code(b"\x06", 0, 0x100), Err("not-an-instruction"));
     }
 }
