@@ -65,3 +65,39 @@ class CodeMap:
     def unknown_jumps(self) -> list[int]: ...
     def bytes(self, vaddr: int, length: int) -> bytes:
         """Up to ``length`` bytes of code as in the file; fewer at the end of a section."""
+
+# ---- trace
+
+@final
+class TraceWriter:
+    """A perf.data as the recorder writes it. Times in ns of CLOCK_MONOTONIC; errors of the disk are OSError."""
+
+    def __new__(cls, path: str, shift: int, mult: int, zero: int, pmu_type: int = 8) -> TraceWriter: ...
+    def comm(self, pid: int, tid: int, comm: bytes, ns: int, exec: bool = False) -> None: ...
+    def mmap2(
+        self,
+        pid: int,
+        tid: int,
+        addr: int,
+        len: int,
+        file_offset: int,
+        path: bytes,
+        ns: int,
+        build_id: bytes | None = None,
+    ) -> None: ...
+    def fork(self, pid: int, tid: int, ppid: int, ptid: int, ns: int) -> None: ...
+    def exit(self, pid: int, tid: int, ppid: int, ptid: int, ns: int) -> None: ...
+    def switch_in(self, pid: int, tid: int, cpu: int, ns: int) -> None: ...
+    def lost(self, count: int, cpu: int, ns: int) -> None: ...
+    def torn(self, count: int, cpu: int, ns: int) -> None: ...
+    def auxtrace(self, tid: int, pid: int, data: bytes, tsc_reference: int) -> None:
+        """Raw packets, beginning with a PSB."""
+
+    def hits(self, tid: int, pid: int, hits: list[tuple[int, list[int], int, list[int]]]) -> None:
+        """One chunk of hits: (tsc, slot addresses header first, header word, argument words) each."""
+
+    def finished_round(self) -> None: ...
+    def flush(self) -> None: ...
+    def finish(
+        self, shift: int, mult: int, zero: int, version: str = "", command_line: list[str] = []
+    ) -> None: ...

@@ -1,0 +1,90 @@
+//! Numbers of the format, in one place for the writer and the reader.
+
+/// "PERFILE2", little-endian.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"PERFILE2");
+pub const HEADER_LEN: u64 = 104;
+/// Offsets in the file header.
+pub const HEADER_DATA_SIZE: u64 = 48;
+pub const HEADER_FEATURES: u64 = 72;
+
+/// `PERF_ATTR_SIZE_VER7`, which perf 6.1 writes itself.
+pub const ATTR_LEN: usize = 128;
+
+/// `type`, `misc`, `size` in front of each record.
+pub const RECORD_HEADER_LEN: usize = 8;
+
+pub mod record {
+    pub const MMAP: u32 = 1;
+    pub const LOST: u32 = 2;
+    pub const COMM: u32 = 3;
+    pub const EXIT: u32 = 4;
+    pub const FORK: u32 = 7;
+    pub const SAMPLE: u32 = 9;
+    pub const MMAP2: u32 = 10;
+    pub const AUX: u32 = 11;
+    pub const LOST_SAMPLES: u32 = 13;
+    pub const SWITCH: u32 = 14;
+    pub const SWITCH_CPU_WIDE: u32 = 15;
+    /// Records below are the kernel's and may end in a sample id.
+    pub const USER_TYPE_START: u32 = 64;
+    pub const FINISHED_ROUND: u32 = 68;
+    pub const AUXTRACE_INFO: u32 = 70;
+    pub const AUXTRACE: u32 = 71;
+    pub const AUXTRACE_ERROR: u32 = 72;
+    pub const TIME_CONV: u32 = 79;
+    pub const COMPRESSED: u32 = 81;
+}
+
+pub mod misc {
+    pub const USER: u16 = 2;
+    pub const COMM_EXEC: u16 = 1 << 13;
+    pub const SWITCH_OUT: u16 = 1 << 13;
+    pub const MMAP_BUILD_ID: u16 = 1 << 14;
+}
+
+/// `sample_type` bits, in the order in which a sample id holds them.
+pub mod sample {
+    pub const TID: u64 = 1 << 1;
+    pub const TIME: u64 = 1 << 2;
+    pub const ID: u64 = 1 << 6;
+    pub const CPU: u64 = 1 << 7;
+    pub const STREAM_ID: u64 = 1 << 9;
+    pub const IDENTIFIER: u64 = 1 << 16;
+}
+
+/// Flags of `perf_event_attr`.
+pub mod attr_flag {
+    pub const DISABLED: u64 = 1;
+    pub const EXCLUDE_KERNEL: u64 = 1 << 5;
+    pub const EXCLUDE_HV: u64 = 1 << 6;
+    pub const MMAP: u64 = 1 << 8;
+    pub const COMM: u64 = 1 << 9;
+    pub const TASK: u64 = 1 << 13;
+    pub const SAMPLE_ID_ALL: u64 = 1 << 18;
+    pub const MMAP2: u64 = 1 << 23;
+    pub const COMM_EXEC: u64 = 1 << 24;
+    pub const CONTEXT_SWITCH: u64 = 1 << 26;
+    pub const BUILD_ID: u64 = 1 << 34;
+}
+
+/// `config` bits of the Intel PT PMU, as its `format/` folder tells them.
+pub mod pt_config {
+    pub const PT: u64 = 1;
+    pub const FUP_ON_PTW: u64 = 1 << 5;
+    pub const TSC: u64 = 1 << 10;
+    pub const NORETCOMP: u64 = 1 << 11;
+    pub const PTW: u64 = 1 << 12;
+}
+
+/// `type` of an AUXTRACE_INFO record.
+pub const AUXTRACE_INTEL_PT: u32 = 1;
+/// Words of an AUXTRACE_INFO record of Intel PT that we write, and where the time factors are among them.
+pub const INFO_WORDS: usize = 18;
+pub const INFO_TIME_SHIFT: usize = 1;
+
+/// The record itself; the trace that follows is not in its `size`.
+pub const AUXTRACE_LEN: usize = 48;
+
+/// `PERF_RECORD_LOST` and the others are the dummy event's.
+pub const PT_EVENT_ID: u64 = 1;
+pub const DUMMY_EVENT_ID: u64 = 2;
