@@ -28,9 +28,7 @@ impl TimeConv {
         let shift = u32::from(self.shift.min(63));
         let mult = u64::from(self.mult);
         let low = tsc & ((1 << shift) - 1);
-        self.zero
-            .wrapping_add((tsc >> shift).wrapping_mul(mult))
-            .wrapping_add(low.wrapping_mul(mult) >> shift)
+        self.zero.wrapping_add((tsc >> shift).wrapping_mul(mult)).wrapping_add(low.wrapping_mul(mult) >> shift)
     }
 
     /// TSC value at `ns`; 0 where the conversion has no rate.
@@ -51,15 +49,8 @@ impl TimeConv {
         loop {
             let mult = (u128::from(ns) << shift).checked_div(u128::from(ticks))?;
             if let Ok(mult) = u32::try_from(mult) {
-                let conv = Self {
-                    shift,
-                    mult,
-                    zero: 0,
-                };
-                return (mult != 0).then(|| Self {
-                    zero: anchor.ns.wrapping_sub(conv.tsc_to_ns(anchor.tsc)),
-                    ..conv
-                });
+                let conv = Self { shift, mult, zero: 0 };
+                return (mult != 0).then(|| Self { zero: anchor.ns.wrapping_sub(conv.tsc_to_ns(anchor.tsc)), ..conv });
             }
             shift = shift.checked_sub(1)?;
         }
@@ -83,13 +74,7 @@ impl Anchor {
             let ns = monotonic_ns();
             let width = rdtsc().wrapping_sub(before);
             if width < best.0 {
-                best = (
-                    width,
-                    Self {
-                        tsc: before.wrapping_add(width / 2),
-                        ns,
-                    },
-                );
+                best = (width, Self { tsc: before.wrapping_add(width / 2), ns });
             }
         }
         best.1
@@ -109,15 +94,7 @@ impl Calibration {
     #[must_use]
     pub fn start() -> Self {
         let first = Anchor::now();
-        let mut calibration = Self {
-            first,
-            conv: TimeConv {
-                shift: 0,
-                mult: 1,
-                zero: 0,
-            },
-            tsc_hz: 0,
-        };
+        let mut calibration = Self { first, conv: TimeConv { shift: 0, mult: 1, zero: 0 }, tsc_hz: 0 };
         thread::sleep(FIRST_SPAN);
         calibration.refine();
         calibration
@@ -130,10 +107,7 @@ impl Calibration {
     }
 
     fn refine_to(&mut self, now: Anchor) -> TimeConv {
-        let (ticks, ns) = (
-            now.tsc.wrapping_sub(self.first.tsc),
-            now.ns.wrapping_sub(self.first.ns),
-        );
+        let (ticks, ns) = (now.tsc.wrapping_sub(self.first.tsc), now.ns.wrapping_sub(self.first.ns));
         if let Some(conv) = TimeConv::from_rate(ticks, ns, now) {
             self.conv = conv;
             self.tsc_hz = (u128::from(ticks) * 1_000_000_000 / u128::from(ns.max(1))) as u64;
@@ -167,15 +141,10 @@ pub fn rdtsc() -> u64 {
 /// CLOCK_MONOTONIC in ns.
 #[must_use]
 pub fn monotonic_ns() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is a valid timespec to write to; the clock always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
-    (now.tv_sec as u64)
-        .wrapping_mul(1_000_000_000)
-        .wrapping_add(now.tv_nsec as u64)
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
 #[cfg(test)]
@@ -185,11 +154,7 @@ mod tests {
 
     #[test]
     fn the_conversion_is_that_of_perf() {
-        let conv = TimeConv {
-            shift: 10,
-            mult: 512,
-            zero: 7,
-        };
+        let conv = TimeConv { shift: 10, mult: 512, zero: 7 };
         assert_eq!(conv.tsc_to_ns(2000), 1007);
         assert_eq!(conv.ns_to_tsc(1007), 2000);
     }
@@ -206,16 +171,8 @@ mod tests {
     #[test]
     fn a_clock_that_does_not_move_keeps_the_old_factors() {
         let anchor = Anchor { tsc: 5, ns: 5 };
-        let conv = TimeConv {
-            shift: 1,
-            mult: 2,
-            zero: 3,
-        };
-        let mut calibration = Calibration {
-            first: anchor,
-            conv,
-            tsc_hz: 1,
-        };
+        let conv = TimeConv { shift: 1, mult: 2, zero: 3 };
+        let mut calibration = Calibration { first: anchor, conv, tsc_hz: 1 };
         assert_eq!(calibration.refine_to(anchor), conv);
     }
 

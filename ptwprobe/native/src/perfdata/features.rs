@@ -38,11 +38,8 @@ impl Features {
         };
         let text = |field: &[libc::c_char]| {
             // SAFETY: a slice of c_char is a slice of bytes.
-            let bytes =
-                unsafe { std::slice::from_raw_parts(field.as_ptr().cast::<u8>(), field.len()) };
-            CStr::from_bytes_until_nul(bytes)
-                .map(|s| s.to_string_lossy().into_owned())
-                .unwrap_or_default()
+            let bytes = unsafe { std::slice::from_raw_parts(field.as_ptr().cast::<u8>(), field.len()) };
+            CStr::from_bytes_until_nul(bytes).map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
         };
         let cpus = |which| {
             // SAFETY: no memory is involved.

@@ -42,8 +42,9 @@ pub mod misc {
     pub const MMAP_BUILD_ID: u16 = 1 << 14;
 }
 
-/// `sample_type` bits, in the order in which a sample id holds them.
+/// `sample_type` bits, in the order in which a sample id holds them (IP is no part of one).
 pub mod sample {
+    pub const IP: u64 = 1;
     pub const TID: u64 = 1 << 1;
     pub const TIME: u64 = 1 << 2;
     pub const ID: u64 = 1 << 6;

@@ -11,9 +11,8 @@ use std::path::Path;
 
 use super::features::Features;
 use super::layout::{
-    attr_flag, misc, pt_config, record, sample, ATTR_LEN, AUXTRACE_INTEL_PT, AUXTRACE_LEN,
-    DUMMY_EVENT_ID, HEADER_DATA_SIZE, HEADER_FEATURES, HEADER_LEN, INFO_TIME_SHIFT, INFO_WORDS,
-    MAGIC, PT_EVENT_ID, RECORD_HEADER_LEN,
+    attr_flag, misc, pt_config, record, sample, ATTR_LEN, AUXTRACE_INTEL_PT, AUXTRACE_LEN, DUMMY_EVENT_ID,
+    HEADER_DATA_SIZE, HEADER_FEATURES, HEADER_LEN, INFO_TIME_SHIFT, INFO_WORDS, MAGIC, PT_EVENT_ID, RECORD_HEADER_LEN,
 };
 use crate::clock::TimeConv;
 
@@ -124,24 +123,12 @@ impl Writer {
         self.u32(pid);
         self.u32(tid);
         self.text(comm, MAX_COMM);
-        self.end(
-            at,
-            SampleId {
-                pid,
-                tid,
-                ns,
-                cpu: 0,
-            },
-        )
+        self.end(at, SampleId { pid, tid, ns, cpu: 0 })
     }
 
     pub fn mmap2(&mut self, map: &Mmap2<'_>) -> io::Result<()> {
         let build_id = map.build_id.filter(|id| !id.is_empty() && id.len() <= 20);
-        let flags = if build_id.is_some() {
-            misc::MMAP_BUILD_ID
-        } else {
-            0
-        };
+        let flags = if build_id.is_some() { misc::MMAP_BUILD_ID } else { 0 };
         let at = self.begin(record::MMAP2, misc::USER | flags);
         self.u32(map.pid);
         self.u32(map.tid);
@@ -165,15 +152,7 @@ impl Writer {
         self.u32(map.prot);
         self.u32(map.flags);
         self.text(map.path, MAX_PATH);
-        self.end(
-            at,
-            SampleId {
-                pid: map.pid,
-                tid: map.tid,
-                ns: map.ns,
-                cpu: 0,
-            },
-        )
+        self.end(at, SampleId { pid: map.pid, tid: map.tid, ns: map.ns, cpu: 0 })
     }
 
     /// `tid` of process `pid` begins; its parent is `ptid` of `ppid`.
@@ -196,30 +175,14 @@ impl Writer {
         let at = self.begin(record::LOST, 0);
         self.u64(DUMMY_EVENT_ID);
         self.u64(count);
-        self.end(
-            at,
-            SampleId {
-                pid: 0,
-                tid: 0,
-                ns,
-                cpu,
-            },
-        )
+        self.end(at, SampleId { pid: 0, tid: 0, ns, cpu })
     }
 
     /// `count` hits of the ring of `cpu` were begun and never finished.
     pub fn torn(&mut self, count: u64, cpu: u32, ns: u64) -> io::Result<()> {
         let at = self.begin(record::LOST_SAMPLES, 0);
         self.u64(count);
-        self.end(
-            at,
-            SampleId {
-                pid: 0,
-                tid: 0,
-                ns,
-                cpu,
-            },
-        )
+        self.end(at, SampleId { pid: 0, tid: 0, ns, cpu })
     }
 
     /// Packets of one thread, beginning with a PSB. `tsc_reference` is a full TSC value near them and not 0, else perf
@@ -227,13 +190,7 @@ impl Writer {
     ///
     /// All packets of a round have to be in the file before its `finished_round`, and a round holds nothing older
     /// than the one before.
-    pub fn auxtrace(
-        &mut self,
-        tid: u32,
-        _pid: u32,
-        bytes: &[u8],
-        tsc_reference: u64,
-    ) -> io::Result<()> {
+    pub fn auxtrace(&mut self, tid: u32, _pid: u32, bytes: &[u8], tsc_reference: u64) -> io::Result<()> {
         self.check()?;
         let idx = self.streams.len() as u32;
         let stream = self.streams.entry(tid).or_insert(AuxStream { idx, len: 0 });
@@ -271,13 +228,10 @@ impl Writer {
     /// Writes the features and the final time factors, by which all packets are converted.
     pub fn finish(mut self, conv: TimeConv, features: &Features) -> io::Result<()> {
         self.flush()?;
-        let factors = [u64::from(conv.shift), u64::from(conv.mult), conv.zero]
-            .map(u64::to_le_bytes)
-            .concat();
+        let factors = [u64::from(conv.shift), u64::from(conv.mult), conv.zero].map(u64::to_le_bytes).concat();
         let info_factors = self.info_offset + 16 + 8 * INFO_TIME_SHIFT as u64;
         self.file.write_all_at(&factors, info_factors)?;
-        self.file
-            .write_all_at(&factors, self.conv_offset + RECORD_HEADER_LEN as u64)?;
+        self.file.write_all_at(&factors, self.conv_offset + RECORD_HEADER_LEN as u64)?;
         self.write_features(features)
     }
 
@@ -308,8 +262,7 @@ impl Writer {
         index.extend_from_slice(&bodies);
         self.file.write_all_at(&index, table)?;
         // The mask last: before it the sections are bytes after the end.
-        self.file
-            .write_all_at(&mask.map(u64::to_le_bytes).concat(), HEADER_FEATURES)
+        self.file.write_all_at(&mask.map(u64::to_le_bytes).concat(), HEADER_FEATURES)
     }
 
     fn check(&self) -> io::Result<()> {
@@ -331,10 +284,7 @@ impl Writer {
         self.check()?;
         let mut done = 0;
         while let Some(rest) = self.buffer.get(done..).filter(|rest| !rest.is_empty()) {
-            match self
-                .file
-                .write_at(rest, self.data_offset + self.written + done as u64)
-            {
+            match self.file.write_at(rest, self.data_offset + self.written + done as u64) {
                 Ok(0) => return Err(self.cut_back(done, io::ErrorKind::WriteZero.into())),
                 Ok(n) => done += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -358,8 +308,7 @@ impl Writer {
     }
 
     fn write_data_size(&self) -> io::Result<()> {
-        self.file
-            .write_all_at(&self.written.to_le_bytes(), HEADER_DATA_SIZE)
+        self.file.write_all_at(&self.written.to_le_bytes(), HEADER_DATA_SIZE)
     }
 
     fn task(&mut self, kind: u32, ids: [u32; 4], ns: u64) -> io::Result<()> {
@@ -368,15 +317,7 @@ impl Writer {
             self.u32(id);
         }
         self.u64(ns);
-        self.end(
-            at,
-            SampleId {
-                pid: ids[0],
-                tid: ids[2],
-                ns,
-                cpu: 0,
-            },
-        )
+        self.end(at, SampleId { pid: ids[0], tid: ids[2], ns, cpu: 0 })
     }
 
     fn auxtrace_info(&mut self, conv: TimeConv, who: WriterInfo) {
@@ -403,14 +344,7 @@ impl Writer {
     fn time_conv(&mut self, conv: TimeConv) {
         let at = self.begin(record::TIME_CONV, 0);
         // Shift, mult, zero; cycles and mask of a short counter; then one byte each: the factors count, no short counter.
-        for word in [
-            u64::from(conv.shift),
-            u64::from(conv.mult),
-            conv.zero,
-            0,
-            0,
-            1,
-        ] {
+        for word in [u64::from(conv.shift), u64::from(conv.mult), conv.zero, 0, 0, 1] {
             self.u64(word);
         }
         self.close(at);
@@ -454,11 +388,7 @@ impl Writer {
 
     /// Up to the first zero, cut to `max` bytes, with 1 to 8 zeros behind.
     fn text(&mut self, text: &[u8], max: usize) {
-        let len = text
-            .iter()
-            .position(|&b| b == 0)
-            .unwrap_or(text.len())
-            .min(max);
+        let len = text.iter().position(|&b| b == 0).unwrap_or(text.len()).min(max);
         let end = self.buffer.len() + (len + 1).next_multiple_of(8);
         self.buffer.extend(text.iter().take(len));
         self.buffer.resize(end, 0);
@@ -476,15 +406,8 @@ fn whole_records(buffer: &[u8], done: usize) -> usize {
         let Some((kind, size)) = field(0, 4).zip(field(6, 2)) else {
             return at;
         };
-        let trace = if kind == u64::from(record::AUXTRACE) {
-            field(8, 8).unwrap_or(u64::MAX)
-        } else {
-            0
-        };
-        match (at as u64)
-            .checked_add(size)
-            .and_then(|end| end.checked_add(trace))
-        {
+        let trace = if kind == u64::from(record::AUXTRACE) { field(8, 8).unwrap_or(u64::MAX) } else { 0 };
+        match (at as u64).checked_add(size).and_then(|end| end.checked_add(trace)) {
             Some(end) if size != 0 && end <= done as u64 => at = end as usize,
             _ => return at,
         }
@@ -499,31 +422,14 @@ fn file_head(who: WriterInfo) -> (Vec<u8>, u64) {
     let data_at = attrs_at + 2 * attr_entry;
     let mut out = Vec::new();
     // Magic, own size; size of an attribute entry; sections of attributes, data, event types; feature mask.
-    for word in [
-        MAGIC,
-        HEADER_LEN,
-        attr_entry,
-        attrs_at,
-        2 * attr_entry,
-        data_at,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-    ] {
+    for word in [MAGIC, HEADER_LEN, attr_entry, attrs_at, 2 * attr_entry, data_at, 0, 0, 0, 0, 0, 0, 0] {
         out.extend_from_slice(&word.to_le_bytes());
     }
     for id in [PT_EVENT_ID, DUMMY_EVENT_ID] {
         out.extend_from_slice(&id.to_le_bytes());
     }
     let config = pt_config::PT | pt_config::FUP_ON_PTW | pt_config::TSC | pt_config::PTW;
-    let common = attr_flag::DISABLED
-        | attr_flag::EXCLUDE_KERNEL
-        | attr_flag::EXCLUDE_HV
-        | attr_flag::SAMPLE_ID_ALL;
+    let common = attr_flag::DISABLED | attr_flag::EXCLUDE_KERNEL | attr_flag::EXCLUDE_HV | attr_flag::SAMPLE_ID_ALL;
     let sideband = attr_flag::MMAP
         | attr_flag::COMM
         | attr_flag::TASK
@@ -539,7 +445,7 @@ fn file_head(who: WriterInfo) -> (Vec<u8>, u64) {
 
 fn push_attr(out: &mut Vec<u8>, kind: u32, config: u64, flags: u64, id_at: u64) {
     let end = out.len() + ATTR_LEN;
-    let sample_type = sample::TID | sample::TIME | sample::CPU | sample::IDENTIFIER;
+    let sample_type = sample::IP | sample::TID | sample::TIME | sample::CPU | sample::IDENTIFIER;
     out.extend_from_slice(&kind.to_le_bytes());
     out.extend_from_slice(&(ATTR_LEN as u32).to_le_bytes());
     for word in [config, 1, sample_type, 0, flags] {

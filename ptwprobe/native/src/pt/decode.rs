@@ -26,33 +26,20 @@ pub enum Block {
 /// Offset of the first PSB in `bytes` from `from` on.
 #[must_use]
 pub fn find_psb(bytes: &[u8], from: usize) -> Option<usize> {
-    bytes
-        .get(from..)?
-        .windows(PSB.len())
-        .position(|w| w == PSB)
-        .map(|at| from + at)
+    bytes.get(from..)?.windows(PSB.len()).position(|w| w == PSB).map(|at| from + at)
 }
 
 impl<'a> Decoder<'a> {
     /// `base` is added to all offsets.
     #[must_use]
     pub fn new(bytes: &'a [u8], base: u64) -> Self {
-        Self {
-            bytes,
-            pos: 0,
-            base,
-            block: Block::None,
-            lost: false,
-        }
+        Self { bytes, pos: 0, base, block: Block::None, lost: false }
     }
 
     /// As [`Decoder::new`], going on inside a block of items.
     #[must_use]
     pub fn resume(bytes: &'a [u8], base: u64, block: Block) -> Self {
-        Self {
-            block,
-            ..Self::new(bytes, base)
-        }
+        Self { block, ..Self::new(bytes, base) }
     }
 
     /// Bytes consumed so far.
@@ -87,11 +74,7 @@ impl<'a> Decoder<'a> {
             Ok((kind, len)) => {
                 self.pos += len;
                 self.block = next_block(self.block, kind);
-                Ok(Packet {
-                    offset,
-                    len: len as u8,
-                    kind,
-                })
+                Ok(Packet { offset, len: len as u8, kind })
             }
             Err(reason) => Err(Bad { offset, reason }),
         })
@@ -141,14 +124,7 @@ fn parse(bytes: &[u8], block: Block) -> Parsed {
     let first = byte(bytes, 0)?;
     if block != Block::None && first & 0x07 == 0x04 {
         let size = if block == Block::Items4 { 4 } else { 8 };
-        return Ok((
-            Kind::Bip {
-                id: first >> 3,
-                value: number(bytes, 1, size)?,
-                size: size as u8,
-            },
-            1 + size,
-        ));
+        return Ok((Kind::Bip { id: first >> 3, value: number(bytes, 1, size)?, size: size as u8 }, 1 + size));
     }
     match first {
         0x00 => Ok((Kind::Pad, 1)),
@@ -165,11 +141,7 @@ fn parse(bytes: &[u8], block: Block) -> Parsed {
 /// `first` is even and neither 0 nor 2, so its highest bit, the stop bit, is bit 2 or above.
 fn short_tnt(first: u8) -> Kind {
     let count = 6u8.saturating_sub(first.leading_zeros() as u8);
-    Kind::Tnt {
-        bits: u64::from(first >> 1) & ((1 << count) - 1),
-        count,
-        long: false,
-    }
+    Kind::Tnt { bits: u64::from(first >> 1) & ((1 << count) - 1), count, long: false }
 }
 
 fn parse_ip_packet(bytes: &[u8], first: u8) -> Parsed {
@@ -182,13 +154,7 @@ fn parse_ip_packet(bytes: &[u8], first: u8) -> Parsed {
         _ => return Err(BadReason::Unknown),
     };
     let len = IpField::payload_len(ip_bytes).ok_or(BadReason::Unknown)?;
-    Ok((
-        make(IpField {
-            bytes: ip_bytes,
-            value: number(bytes, 1, len)?,
-        }),
-        1 + len,
-    ))
+    Ok((make(IpField { bytes: ip_bytes, value: number(bytes, 1, len)? }), 1 + len))
 }
 
 fn parse_mode(bytes: &[u8]) -> Parsed {
@@ -232,103 +198,46 @@ fn parse_extended(bytes: &[u8]) -> Parsed {
         0xa3 => parse_long_tnt(bytes),
         0x43 => {
             let payload = number(bytes, 2, 6)?;
-            Ok((
-                Kind::Pip {
-                    cr3: payload >> 1 << 5,
-                    nr: payload & 1 == 1,
-                },
-                8,
-            ))
+            Ok((Kind::Pip { cr3: payload >> 1 << 5, nr: payload & 1 == 1 }, 8))
         }
         0xf3 => Ok((Kind::Ovf, 2)),
         0xc3 if byte(bytes, 2)? == 0x88 => Ok((Kind::Mnt(number(bytes, 3, 8)?), 11)),
         0xc8 => Ok((Kind::Vmcs(number(bytes, 2, 5)? << 12), 7)),
         0x73 => {
             let (ctc, fast) = (number(bytes, 2, 2)?, number(bytes, 5, 2)?);
-            Ok((
-                Kind::Tma {
-                    ctc: ctc as u16,
-                    fast: (fast & 0x1ff) as u16,
-                },
-                7,
-            ))
+            Ok((Kind::Tma { ctc: ctc as u16, fast: (fast & 0x1ff) as u16 }, 7))
         }
         0x62 | 0xe2 => Ok((Kind::ExStop { ip: op & 0x80 != 0 }, 2)),
         0xc2 => {
             let payload = number(bytes, 2, 8)?;
-            Ok((
-                Kind::Mwait {
-                    hints: payload as u8,
-                    ext: (payload >> 32) as u8 & 0x03,
-                },
-                10,
-            ))
+            Ok((Kind::Mwait { hints: payload as u8, ext: (payload >> 32) as u8 & 0x03 }, 10))
         }
         0x22 => {
             let payload = number(bytes, 2, 2)?;
-            Ok((
-                Kind::Pwre {
-                    hw: payload & 0x80 != 0,
-                    state: (payload >> 8) as u8,
-                },
-                4,
-            ))
+            Ok((Kind::Pwre { hw: payload & 0x80 != 0, state: (payload >> 8) as u8 }, 4))
         }
         0xa2 => {
             let payload = number(bytes, 2, 5)?;
             let (last, deepest) = ((payload >> 4) as u8 & 0x0f, payload as u8 & 0x0f);
-            Ok((
-                Kind::Pwrx {
-                    last,
-                    deepest,
-                    wake: (payload >> 8) as u8 & 0x0f,
-                },
-                7,
-            ))
+            Ok((Kind::Pwrx { last, deepest, wake: (payload >> 8) as u8 & 0x0f }, 7))
         }
         0x63 => {
             let payload = byte(bytes, 2)?;
-            Ok((
-                Kind::Bbp {
-                    kind: payload & 0x1f,
-                    short: payload & 0x80 != 0,
-                },
-                3,
-            ))
+            Ok((Kind::Bbp { kind: payload & 0x1f, short: payload & 0x80 != 0 }, 3))
         }
         0x33 | 0xb3 => Ok((Kind::Bep { ip: op & 0x80 != 0 }, 2)),
         0x13 => {
             let (kind, vector) = (byte(bytes, 2)?, byte(bytes, 3)?);
-            Ok((
-                Kind::Cfe {
-                    kind: kind & 0x1f,
-                    vector,
-                    ip: kind & 0x80 != 0,
-                },
-                4,
-            ))
+            Ok((Kind::Cfe { kind: kind & 0x1f, vector, ip: kind & 0x80 != 0 }, 4))
         }
-        0x53 => Ok((
-            Kind::Evd {
-                kind: byte(bytes, 2)? & 0x3f,
-                value: number(bytes, 3, 8)?,
-            },
-            11,
-        )),
+        0x53 => Ok((Kind::Evd { kind: byte(bytes, 2)? & 0x3f, value: number(bytes, 3, 8)? }, 11)),
         _ if op & 0x1f == 0x12 => {
             let size = match op >> 5 & 0x03 {
                 0 => 4,
                 1 => 8,
                 _ => return Err(BadReason::Unknown),
             };
-            Ok((
-                Kind::Ptw {
-                    value: number(bytes, 2, size)?,
-                    size: size as u8,
-                    ip: op & 0x80 != 0,
-                },
-                2 + size,
-            ))
+            Ok((Kind::Ptw { value: number(bytes, 2, size)?, size: size as u8, ip: op & 0x80 != 0 }, 2 + size))
         }
         _ => Err(BadReason::Unknown),
     }
@@ -350,14 +259,7 @@ fn parse_long_tnt(bytes: &[u8]) -> Parsed {
     if stop == 0 {
         return Err(BadReason::Unknown);
     }
-    Ok((
-        Kind::Tnt {
-            bits: payload & ((1 << stop) - 1),
-            count: stop as u8,
-            long: true,
-        },
-        8,
-    ))
+    Ok((Kind::Tnt { bits: payload & ((1 << stop) - 1), count: stop as u8, long: true }, 8))
 }
 
 #[cfg(test)]
@@ -376,67 +278,22 @@ mod tests {
     fn every_packet_type_has_its_size_and_payload() {
         let ip = |bytes, value| IpField { bytes, value };
         assert_eq!(one(&[0x00]), Kind::Pad);
-        assert_eq!(
-            one(&[0x06]),
-            Kind::Tnt {
-                bits: 1,
-                count: 1,
-                long: false
-            }
-        );
-        assert_eq!(
-            one(&[0xfc]),
-            Kind::Tnt {
-                bits: 0b11_1110,
-                count: 6,
-                long: false
-            }
-        );
-        assert_eq!(
-            one(&[0x02, 0xa3, 0x05, 0, 0, 0, 0, 0x80]),
-            Kind::Tnt {
-                bits: 5,
-                count: 47,
-                long: true
-            }
-        );
+        assert_eq!(one(&[0x06]), Kind::Tnt { bits: 1, count: 1, long: false });
+        assert_eq!(one(&[0xfc]), Kind::Tnt { bits: 0b11_1110, count: 6, long: false });
+        assert_eq!(one(&[0x02, 0xa3, 0x05, 0, 0, 0, 0, 0x80]), Kind::Tnt { bits: 5, count: 47, long: true });
         assert_eq!(one(&[0x0d]), Kind::Tip(ip(0, 0)));
         assert_eq!(one(&[0x2d, 0x34, 0x12]), Kind::Tip(ip(1, 0x1234)));
         assert_eq!(one(&[0x51, 4, 3, 2, 1]), Kind::TipPge(ip(2, 0x0102_0304)));
-        assert_eq!(
-            one(&[0x61, 6, 5, 4, 3, 2, 1]),
-            Kind::TipPgd(ip(3, 0x0102_0304_0506))
-        );
-        assert_eq!(
-            one(&[0x9d, 6, 5, 4, 3, 2, 1]),
-            Kind::Fup(ip(4, 0x0102_0304_0506))
-        );
-        assert_eq!(
-            one(&[0xdd, 8, 7, 6, 5, 4, 3, 2, 1]),
-            Kind::Fup(ip(6, 0x0102_0304_0506_0708))
-        );
-        assert_eq!(
-            one(&[0x02, 0x43, 3, 0, 0, 0, 0, 0]),
-            Kind::Pip {
-                cr3: 0x20,
-                nr: true
-            }
-        );
+        assert_eq!(one(&[0x61, 6, 5, 4, 3, 2, 1]), Kind::TipPgd(ip(3, 0x0102_0304_0506)));
+        assert_eq!(one(&[0x9d, 6, 5, 4, 3, 2, 1]), Kind::Fup(ip(4, 0x0102_0304_0506)));
+        assert_eq!(one(&[0xdd, 8, 7, 6, 5, 4, 3, 2, 1]), Kind::Fup(ip(6, 0x0102_0304_0506_0708)));
+        assert_eq!(one(&[0x02, 0x43, 3, 0, 0, 0, 0, 0]), Kind::Pip { cr3: 0x20, nr: true });
         assert_eq!(one(&[0x99, 0x05]), Kind::ModeExec(5));
         assert_eq!(one(&[0x99, 0x21]), Kind::ModeTsx(1));
         assert_eq!(one(&[0x02, 0x83]), Kind::TraceStop);
         assert_eq!(one(&[0x02, 0x03, 0x1e, 0]), Kind::Cbr(30));
-        assert_eq!(
-            one(&[0x19, 7, 6, 5, 4, 3, 2, 1]),
-            Kind::Tsc(0x01_0203_0405_0607)
-        );
-        assert_eq!(
-            one(&[0x02, 0x73, 2, 1, 0, 0xff, 0x01]),
-            Kind::Tma {
-                ctc: 0x102,
-                fast: 0x1ff
-            }
-        );
+        assert_eq!(one(&[0x19, 7, 6, 5, 4, 3, 2, 1]), Kind::Tsc(0x01_0203_0405_0607));
+        assert_eq!(one(&[0x02, 0x73, 2, 1, 0, 0xff, 0x01]), Kind::Tma { ctc: 0x102, fast: 0x1ff });
         assert_eq!(one(&[0x59, 0x42]), Kind::Mtc(0x42));
         assert_eq!(one(&[0xfb]), Kind::Cyc(31));
         assert_eq!(one(&[0x0f, 0x04]), Kind::Cyc(2 << 5 | 1));
@@ -444,93 +301,25 @@ mod tests {
         assert_eq!(one(&[0x02, 0xf3]), Kind::Ovf);
         assert_eq!(one(&PSB), Kind::Psb);
         assert_eq!(one(&[0x02, 0x23]), Kind::PsbEnd);
-        assert_eq!(
-            one(&[0x02, 0xc3, 0x88, 1, 0, 0, 0, 0, 0, 0, 0]),
-            Kind::Mnt(1)
-        );
-        assert_eq!(
-            one(&[0x02, 0x92, 1, 0, 0, 0]),
-            Kind::Ptw {
-                value: 1,
-                size: 4,
-                ip: true
-            }
-        );
-        assert_eq!(
-            one(&[0x02, 0x32, 1, 0, 0, 0, 0, 0, 0, 1]),
-            Kind::Ptw {
-                value: 1 << 56 | 1,
-                size: 8,
-                ip: false
-            }
-        );
+        assert_eq!(one(&[0x02, 0xc3, 0x88, 1, 0, 0, 0, 0, 0, 0, 0]), Kind::Mnt(1));
+        assert_eq!(one(&[0x02, 0x92, 1, 0, 0, 0]), Kind::Ptw { value: 1, size: 4, ip: true });
+        assert_eq!(one(&[0x02, 0x32, 1, 0, 0, 0, 0, 0, 0, 1]), Kind::Ptw { value: 1 << 56 | 1, size: 8, ip: false });
         assert_eq!(one(&[0x02, 0xe2]), Kind::ExStop { ip: true });
-        assert_eq!(
-            one(&[0x02, 0xc2, 0x60, 0, 0, 0, 1, 0, 0, 0]),
-            Kind::Mwait {
-                hints: 0x60,
-                ext: 1
-            }
-        );
-        assert_eq!(
-            one(&[0x02, 0x22, 0x80, 0x21]),
-            Kind::Pwre {
-                hw: true,
-                state: 0x21
-            }
-        );
-        assert_eq!(
-            one(&[0x02, 0xa2, 0x34, 0x08, 0, 0, 0]),
-            Kind::Pwrx {
-                last: 3,
-                deepest: 4,
-                wake: 8
-            }
-        );
-        assert_eq!(
-            one(&[0x02, 0x63, 0x84]),
-            Kind::Bbp {
-                kind: 4,
-                short: true
-            }
-        );
+        assert_eq!(one(&[0x02, 0xc2, 0x60, 0, 0, 0, 1, 0, 0, 0]), Kind::Mwait { hints: 0x60, ext: 1 });
+        assert_eq!(one(&[0x02, 0x22, 0x80, 0x21]), Kind::Pwre { hw: true, state: 0x21 });
+        assert_eq!(one(&[0x02, 0xa2, 0x34, 0x08, 0, 0, 0]), Kind::Pwrx { last: 3, deepest: 4, wake: 8 });
+        assert_eq!(one(&[0x02, 0x63, 0x84]), Kind::Bbp { kind: 4, short: true });
         assert_eq!(one(&[0x02, 0xb3]), Kind::Bep { ip: true });
-        assert_eq!(
-            one(&[0x02, 0x13, 0x81, 0x0e]),
-            Kind::Cfe {
-                kind: 1,
-                vector: 14,
-                ip: true
-            }
-        );
-        assert_eq!(
-            one(&[0x02, 0x53, 0, 9, 0, 0, 0, 0, 0, 0, 0]),
-            Kind::Evd { kind: 0, value: 9 }
-        );
+        assert_eq!(one(&[0x02, 0x13, 0x81, 0x0e]), Kind::Cfe { kind: 1, vector: 14, ip: true });
+        assert_eq!(one(&[0x02, 0x53, 0, 9, 0, 0, 0, 0, 0, 0, 0]), Kind::Evd { kind: 0, value: 9 });
     }
 
     #[test]
     fn block_items_are_read_only_between_bbp_and_bep() {
         let bytes = [0x02, 0x63, 0x84, 0x0c, 1, 0, 0, 0, 0x02, 0x33, 0x0c];
-        let kinds: Vec<Kind> = Decoder::new(&bytes, 0)
-            .map(|p| p.expect("known").kind)
-            .collect();
-        assert_eq!(
-            kinds[1],
-            Kind::Bip {
-                id: 1,
-                value: 1,
-                size: 4
-            }
-        );
-        assert_eq!(
-            kinds[3],
-            Kind::Tnt {
-                bits: 2,
-                count: 2,
-                long: false
-            }
-        );
+        let kinds: Vec<Kind> = Decoder::new(&bytes, 0).map(|p| p.expect("known").kind).collect();
+        assert_eq!(kinds[1], Kind::Bip { id: 1, value: 1, size: 4 });
+        assert_eq!(kinds[3], Kind::Tnt { bits: 2, count: 2, long: false });
     }
 
     #[test]
@@ -539,13 +328,7 @@ mod tests {
         bytes.extend_from_slice(&PSB);
         bytes.extend_from_slice(&[0x02, 0xf3]);
         let all: Vec<_> = Decoder::new(&bytes, 100).collect();
-        assert_eq!(
-            all[0],
-            Err(Bad {
-                offset: 100,
-                reason: BadReason::Unknown
-            })
-        );
+        assert_eq!(all[0], Err(Bad { offset: 100, reason: BadReason::Unknown }));
         assert_eq!(all[1].map(|p| (p.offset, p.kind)), Ok((104, Kind::Psb)));
         assert_eq!(all[2].map(|p| p.kind), Ok(Kind::Ovf));
         assert_eq!(all.len(), 3);
@@ -554,13 +337,7 @@ mod tests {
     #[test]
     fn a_cut_packet_is_an_error_at_its_start() {
         let all: Vec<_> = Decoder::new(&[0x00, 0x19, 1, 2], 0).collect();
-        assert_eq!(
-            all[1],
-            Err(Bad {
-                offset: 1,
-                reason: BadReason::Cut
-            })
-        );
+        assert_eq!(all[1], Err(Bad { offset: 1, reason: BadReason::Cut }));
         assert_eq!(all.len(), 2);
     }
 

@@ -65,9 +65,7 @@ pub fn encode_fup(out: &mut Vec<u8>, last_ip: &mut LastIp, ip: u64) {
     match field.bytes {
         1 => out.extend_from_slice(&[first, bytes[0], bytes[1]]),
         2 => out.extend_from_slice(&[first, bytes[0], bytes[1], bytes[2], bytes[3]]),
-        3 => out.extend_from_slice(&[
-            first, bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5],
-        ]),
+        3 => out.extend_from_slice(&[first, bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5]]),
         _ => {
             out.push(first);
             out.extend_from_slice(&bytes);
@@ -80,14 +78,7 @@ pub fn encode_fup(out: &mut Vec<u8>, last_ip: &mut LastIp, ip: u64) {
 ///
 /// The hits of one thread have to be encoded in the order of their TSC, over chunks as well: perf takes a step
 /// backwards for a wrap-around of the counter.
-pub fn encode_hit(
-    out: &mut Vec<u8>,
-    last_ip: &mut LastIp,
-    tsc: u64,
-    slot_addrs: &[u64],
-    header: u64,
-    args: &[u64],
-) {
+pub fn encode_hit(out: &mut Vec<u8>, last_ip: &mut LastIp, tsc: u64, slot_addrs: &[u64], header: u64, args: &[u64]) {
     out.reserve(TSC_LEN + MAX_WORD_LEN * (1 + args.len()));
     encode_tsc(out, tsc);
     let mut slots = slot_addrs.iter();
@@ -122,9 +113,7 @@ mod tests {
         for packet in Decoder::new(&out, 0) {
             match packet.expect("all known").kind {
                 Kind::Psb => last = LastIp::default(),
-                Kind::Ptw {
-                    value, ip: true, ..
-                } => words.push(value),
+                Kind::Ptw { value, ip: true, .. } => words.push(value),
                 Kind::Fup(field) => ips.extend(last.update(field)),
                 _ => {}
             }

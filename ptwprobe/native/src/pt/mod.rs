@@ -6,15 +6,14 @@ mod packet;
 
 pub use decode::{find_psb, Decoder};
 pub use encode::{
-    encode_fup, encode_hit, encode_ovf, encode_pad, encode_psb, encode_psb_plus, encode_psbend,
-    encode_ptw, encode_tsc, PtwSize,
+    encode_fup, encode_hit, encode_ovf, encode_pad, encode_psb, encode_psb_plus, encode_psbend, encode_ptw, encode_tsc,
+    PtwSize,
 };
 pub use packet::{Bad, BadReason, IpField, Kind, LastIp, Packet};
 
 /// A PSB packet; decoding can start at one.
-pub const PSB: [u8; 16] = [
-    0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82,
-];
+pub const PSB: [u8; 16] =
+    [0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82, 0x02, 0x82];
 
 /// A packet is never longer: PSB has 16 bytes, a CYC of more than 10 would not fit 64 bits.
 pub const MAX_PACKET_LEN: usize = 16;

@@ -208,13 +208,7 @@ impl fmt::Display for Kind {
             Kind::Fup(ip) => write_ip(f, "FUP", ip),
             Kind::Pip { cr3, nr } => write!(f, "PIP cr3 0x{cr3:x} nr {}", u8::from(*nr)),
             Kind::ModeExec(bits) => {
-                write!(
-                    f,
-                    "MODE.Exec cs.l {} cs.d {} if {}",
-                    bits & 1,
-                    bits >> 1 & 1,
-                    bits >> 2 & 1
-                )
+                write!(f, "MODE.Exec cs.l {} cs.d {} if {}", bits & 1, bits >> 1 & 1, bits >> 2 & 1)
             }
             Kind::ModeTsx(bits) => write!(f, "MODE.TSX intx {} abort {}", bits & 1, bits >> 1 & 1),
             Kind::TraceStop => f.write_str("TraceStop"),
@@ -232,16 +226,8 @@ impl fmt::Display for Kind {
             Kind::ExStop { ip } => write!(f, "EXSTOP{}", with_ip(*ip)),
             Kind::Mwait { hints, ext } => write!(f, "MWAIT hints 0x{hints:x} ext 0x{ext:x}"),
             Kind::Pwre { hw, state } => write!(f, "PWRE c-state 0x{state:x} hw {}", u8::from(*hw)),
-            Kind::Pwrx {
-                last,
-                deepest,
-                wake,
-            } => write!(f, "PWRX last {last} deepest {deepest} wake 0x{wake:x}"),
-            Kind::Bbp { kind, short } => write!(
-                f,
-                "BBP type 0x{kind:x} items of {}",
-                if *short { 4 } else { 8 }
-            ),
+            Kind::Pwrx { last, deepest, wake } => write!(f, "PWRX last {last} deepest {deepest} wake 0x{wake:x}"),
+            Kind::Bbp { kind, short } => write!(f, "BBP type 0x{kind:x} items of {}", if *short { 4 } else { 8 }),
             Kind::Bip { id, value, size } => write!(f, "BIP.{size} id 0x{id:x} 0x{value:x}"),
             Kind::Bep { ip } => write!(f, "BEP{}", with_ip(*ip)),
             Kind::Cfe { kind, vector, ip } => {

@@ -19,9 +19,7 @@ type HitWords = (u64, Vec<u64>, u64, Vec<u64>);
 
 impl TraceWriter {
     fn writer(&mut self) -> PyResult<&mut Writer> {
-        self.writer
-            .as_mut()
-            .ok_or_else(|| native_error("closed", "the trace is finished".to_owned(), None))
+        self.writer.as_mut().ok_or_else(|| native_error("closed", "the trace is finished".to_owned(), None))
     }
 }
 
@@ -30,14 +28,8 @@ impl TraceWriter {
     #[new]
     #[pyo3(signature = (path, shift, mult, zero, pmu_type = 8))]
     fn new(path: PathBuf, shift: u16, mult: u32, zero: u64, pmu_type: u32) -> PyResult<Self> {
-        let writer = Writer::create(
-            &path,
-            TimeConv { shift, mult, zero },
-            WriterInfo { pmu_type },
-        )?;
-        Ok(Self {
-            writer: Some(writer),
-        })
+        let writer = Writer::create(&path, TimeConv { shift, mult, zero }, WriterInfo { pmu_type })?;
+        Ok(Self { writer: Some(writer) })
     }
 
     #[pyo3(signature = (pid, tid, comm, ns, exec = false))]
@@ -60,19 +52,7 @@ impl TraceWriter {
     ) -> PyResult<()> {
         let prot = (libc::PROT_READ | libc::PROT_EXEC) as u32;
         let flags = libc::MAP_PRIVATE as u32;
-        let map = Mmap2 {
-            pid,
-            tid,
-            addr,
-            len,
-            file_offset,
-            build_id,
-            prot,
-            flags,
-            path,
-            ns,
-            ..Mmap2::default()
-        };
+        let map = Mmap2 { pid, tid, addr, len, file_offset, build_id, prot, flags, path, ns, ..Mmap2::default() };
         Ok(self.writer()?.mmap2(&map)?)
     }
 
@@ -120,19 +100,10 @@ impl TraceWriter {
     }
 
     #[pyo3(signature = (shift, mult, zero, version = "", command_line = Vec::new()))]
-    fn finish(
-        &mut self,
-        shift: u16,
-        mult: u32,
-        zero: u64,
-        version: &str,
-        command_line: Vec<String>,
-    ) -> PyResult<()> {
+    fn finish(&mut self, shift: u16, mult: u32, zero: u64, version: &str, command_line: Vec<String>) -> PyResult<()> {
         self.writer()?;
         let features = Features::of_this_machine(version, command_line);
-        self.writer.take().map_or(Ok(()), |writer| {
-            Ok(writer.finish(TimeConv { shift, mult, zero }, &features)?)
-        })
+        self.writer.take().map_or(Ok(()), |writer| Ok(writer.finish(TimeConv { shift, mult, zero }, &features)?))
     }
 }
 

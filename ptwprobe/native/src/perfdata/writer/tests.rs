@@ -1,11 +1,7 @@
 use super::*;
 
 fn conv() -> TimeConv {
-    TimeConv {
-        shift: 10,
-        mult: 512,
-        zero: 0,
-    }
+    TimeConv { shift: 10, mult: 512, zero: 0 }
 }
 
 fn folder(name: &str) -> std::path::PathBuf {
@@ -32,33 +28,20 @@ fn the_header_tells_only_what_is_flushed() {
     writer.flush().expect("written");
     let (end, len) = told(&path);
     assert_eq!((end, len), (writer.len(), writer.len()));
-    assert!(
-        Writer::create(&path, conv(), WriterInfo::default()).is_err(),
-        "never over an old file"
-    );
+    assert!(Writer::create(&path, conv(), WriterInfo::default()).is_err(), "never over an old file");
     std::fs::remove_dir_all(folder).expect("removed");
 }
 
 #[test]
 fn a_write_that_stops_halfway_keeps_whole_records() {
     let folder = folder("halfway");
-    let mut writer =
-        Writer::create(&folder.join("perf.data"), conv(), WriterInfo::default()).expect("created");
+    let mut writer = Writer::create(&folder.join("perf.data"), conv(), WriterInfo::default()).expect("created");
     writer.finished_round().expect("buffered");
     writer.auxtrace(1, 1, &[0; 100], 1).expect("buffered");
     writer.finished_round().expect("buffered");
     let len = writer.buffer.len();
     assert_eq!(len, 8 + 48 + 100 + 8);
-    for (done, whole) in [
-        (0, 0),
-        (7, 0),
-        (8, 8),
-        (60, 8),
-        (155, 8),
-        (156, 156),
-        (163, 156),
-        (164, 164),
-    ] {
+    for (done, whole) in [(0, 0), (7, 0), (8, 8), (60, 8), (155, 8), (156, 156), (163, 156), (164, 164)] {
         assert_eq!(whole_records(&writer.buffer, done), whole);
     }
     std::fs::remove_dir_all(folder).expect("removed");
