@@ -12,15 +12,22 @@ from types import TracebackType
 class Target:
     """A child process whose stdout is collected. Programs of ``tests/progs`` print ``ready`` and then wait for a byte.
 
-    ``ready``: the line to wait for, or None where the program has no such line. ``wait_s``: how long to wait at most,
-    there and in :meth:`finish`.
+    ``ready``: the start of the line to wait for, or None where the program has no such line. ``wait_s``: how long to
+    wait at most, there and in :meth:`finish`.
     """
 
-    def __init__(self, command: list[str], *, ready: str | None = "ready", wait_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        *,
+        ready: str | None = "ready",
+        wait_s: float = 60.0,
+        env: dict[str, str] | None = None,
+    ) -> None:
         self.wait_s = wait_s
         self._output = b""
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, env=env
         )
         if ready is not None:
             self.wait_for(ready)
@@ -34,18 +41,21 @@ class Target:
         """What the program has printed so far, as far as it has been read."""
         return self._output.decode()
 
-    def wait_for(self, line: str) -> None:
-        """Reads output until ``line`` (without its newline) has come."""
+    def wait_for(self, start: str) -> str:
+        """Reads output until there is a whole line that begins with ``start``, and returns the first such line."""
         assert self.process.stdout is not None
         end = time.monotonic() + self.wait_s
-        wanted = line.encode() + b"\n"
-        while wanted not in self._output:
+        while True:
+            lines = self._output.decode().split("\n")[:-1]
+            for line in lines:
+                if line.startswith(start):
+                    return line
             left = end - time.monotonic()
             if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
-                raise TimeoutError(f"no {line!r} from {self.process.args!r} in {self.wait_s} s; got {self._output!r}")
+                raise TimeoutError(f"no {start!r} from {self.process.args!r} in {self.wait_s} s; got {self._output!r}")
             piece = os.read(self.process.stdout.fileno(), 65536)
             if not piece:
-                raise EOFError(f"{self.process.args!r} ended before {line!r}; got {self._output!r}")
+                raise EOFError(f"{self.process.args!r} ended before {start!r}; got {self._output!r}")
             self._output += piece
 
     def go(self) -> None:

@@ -1,5 +1,5 @@
 """Compiles the test programs. How each is built stands in its first lines: ``// cc: FLAGS`` (or ``c++:``), and
-``// needs: NAME`` for a library of ours that it links with."""
+``// needs: NAME`` for a library of ours that it links with. Folders in FLAGS count from the top of the source tree."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
+ROOT = SOURCES.parent.parent
 _COMPILERS = {"cc": "gcc", "c++": "g++"}
 
 
@@ -34,7 +35,7 @@ def build(source: str | Path, into: Path, *, strip: bool = False) -> Path:
     command += [flag for flag in flags if flag.startswith("-l")]
     if path.stem.startswith("lib"):
         command.append(f"-Wl,-soname,{binary.name}")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{path.name}: {done.stderr}")
     partial.rename(binary)
