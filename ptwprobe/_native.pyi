@@ -17,6 +17,10 @@ def ptwrite_executes() -> bool:
 
 def stub_template(name: str) -> str | None: ...
 def stub_template_names() -> list[str]: ...
+def demangle(name: str) -> tuple[str, str] | None:
+    """A C++ or Rust symbol name as (with parameters, without them); None for a name that is not mangled."""
+
+def demangle_all(names: list[str]) -> list[tuple[str, str] | None]: ...
 
 # ---- x86
 

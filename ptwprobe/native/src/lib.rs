@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 pub mod clock;
 pub mod codemap;
 pub mod cpu;
+pub mod demangle;
 pub mod perfdata;
 pub mod pt;
 pub mod recorder;

@@ -1,9 +1,9 @@
-//! CPU features and the embedded templates.
+//! CPU features, the embedded templates and demangling.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::{cpu, templates};
+use crate::{cpu, demangle as names, templates};
 
 #[pyfunction]
 fn cpu_features(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
@@ -32,9 +32,21 @@ fn stub_template_names() -> Vec<&'static str> {
     templates::TEMPLATES.iter().map(|(n, _)| *n).collect()
 }
 
+#[pyfunction]
+fn demangle(name: &str) -> Option<(String, String)> {
+    names::demangle(name).map(|d| (d.full, d.plain))
+}
+
+#[pyfunction]
+fn demangle_all(py: Python<'_>, names: Vec<String>) -> Vec<Option<(String, String)>> {
+    py.detach(|| names.iter().map(|name| demangle(name)).collect())
+}
+
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cpu_features, module)?)?;
     module.add_function(wrap_pyfunction!(ptwrite_executes, module)?)?;
+    module.add_function(wrap_pyfunction!(demangle, module)?)?;
+    module.add_function(wrap_pyfunction!(demangle_all, module)?)?;
     module.add_function(wrap_pyfunction!(stub_template, module)?)?;
     module.add_function(wrap_pyfunction!(stub_template_names, module)?)
 }

@@ -1,0 +1,344 @@
+"""A live process as /proc shows it: its threads, mappings, namespaces and memory. Nothing here stops or changes it.
+
+Sources: proc(5), proc_pid_maps(5), proc_pid_map_files(5). Every method reads anew; a process that has gone raises
+:class:`TargetGoneError`, one that is not ours :class:`PermissionDeniedError`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import psutil
+
+from ptwprobe.errors import PermissionDeniedError, RefusalReason, RefusedError, TargetGoneError, UnsupportedError
+
+_MAPS_LINE = re.compile(
+    rb"([0-9a-f]+)-([0-9a-f]+) ([rwxps-]{4}) ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) ([0-9]+) *(.*)", re.DOTALL
+)
+_DELETED = " (deleted)"
+_ELF_CLASS_64, _ELF_LITTLE, _EM_X86_64 = 2, 1, 62
+_AT_ENTRY = 9
+PERMISSION_HINT = "run as root, with CAP_SYS_PTRACE, or as the target's user where kernel.yama.ptrace_scope is 0"
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """One line of ``/proc/PID/maps``: runtime addresses ``[start, end)``, ``offset`` in bytes into the file.
+
+    ``path`` is as the target sees it, unescaped and without " (deleted)"; "" for anonymous memory, "[vdso]" and the
+    like for what the kernel names. ``device`` is as ``os.makedev`` makes it.
+    """
+
+    start: int
+    end: int
+    perms: str
+    offset: int
+    device: int
+    inode: int
+    path: str
+    deleted: bool
+
+    @property
+    def executable(self) -> bool:
+        return self.perms[2] == "x"
+
+    @property
+    def is_file(self) -> bool:
+        return self.inode != 0 and self.path.startswith("/")
+
+
+def parse_maps(text: bytes) -> tuple[Mapping, ...]:
+    """The mappings in the text of a ``maps`` file; lines that are none are left out."""
+    out = []
+    for line in text.split(b"\n"):
+        found = _MAPS_LINE.fullmatch(line)
+        if found is None:
+            continue
+        start, end, perms, offset, major, minor, inode, raw = found.groups()
+        # The kernel escapes a newline in a path as \012, and nothing else.
+        path = os.fsdecode(raw.replace(b"\\012", b"\n"))
+        deleted = path.endswith(_DELETED)
+        out.append(
+            Mapping(
+                int(start, 16),
+                int(end, 16),
+                perms.decode(),
+                int(offset, 16),
+                os.makedev(int(major, 16), int(minor, 16)),
+                int(inode),
+                path[: -len(_DELETED)] if deleted else path,
+                deleted,
+            )
+        )
+    return tuple(out)
+
+
+class Process:
+    """The process ``pid`` (in our PID namespace).
+
+    Raises:
+        TargetGoneError: there is no such process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        try:
+            self._psutil = psutil.Process(pid)
+        except (psutil.NoSuchProcess, ValueError, OverflowError):
+            raise self._gone() from None
+        except psutil.AccessDenied:
+            raise self._denied("its status") from None
+
+    def __repr__(self) -> str:
+        return f"Process({self.pid})"
+
+    # ------------------------------------------------------------ who it is
+
+    @property
+    def exists(self) -> bool:
+        """Whether the very process of the constructor runs: not a zombie, not a reused pid."""
+        try:
+            return self._psutil.is_running() and self._psutil.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+    @property
+    def comm(self) -> str:
+        """Name of the main thread, as the kernel keeps it (15 bytes)."""
+        return self._text("comm").rstrip("\n")
+
+    @property
+    def exe(self) -> str:
+        """Path of the program as the target sees it, without " (deleted)"; "" where it cannot be read."""
+        with self._guard("exe"):
+            path = str(self._proc("exe").readlink())
+        return path.removesuffix(_DELETED)
+
+    @property
+    def cmdline(self) -> list[str]:
+        words = self._text("cmdline").split("\0")
+        return words[:-1] if words and not words[-1] else words
+
+    @property
+    def start_time(self) -> int:
+        """When it started, in clock ticks since boot: with the pid, an identity that is never reused."""
+        # Field 22; counted from the last ')' because comm may hold anything.
+        return int(self._text("stat").rpartition(")")[2].split()[19])
+
+    # ------------------------------------------------------------ threads
+
+    def threads(self) -> list[int]:
+        """The thread ids, main thread first, others in order."""
+        with self._guard("task"):
+            tids = sorted(int(entry.name) for entry in self._proc("task").iterdir())
+        if not tids:
+            raise self._gone()
+        return tids
+
+    def thread_name(self, tid: int) -> str:
+        """``comm`` of a thread; "" once it has ended."""
+        try:
+            return self._text(f"task/{tid}/comm").rstrip("\n")
+        except TargetGoneError:
+            return ""
+
+    def namespace_tid(self, tid: int) -> int:
+        """The thread id that the thread itself sees (innermost PID namespace)."""
+        return int(self._status_field("NSpid", f"task/{tid}/status").split()[-1])
+
+    # ------------------------------------------------------------ memory
+
+    def maps(self) -> tuple[Mapping, ...]:
+        """All mappings, in address order. Empty for a zombie or a kernel thread."""
+        return parse_maps(self._bytes("maps"))
+
+    def mapped_path(self, mapping: Mapping) -> str:
+        """A path by which we can open the very file of ``mapping``, deleted or in another mount namespace or not.
+
+        Raises:
+            RefusedError: IDENTITY_CHANGED, another file is at that path now and the mapped one cannot be reached.
+            PermissionDeniedError: it can be reached with more rights only.
+        """
+        exact = self._proc(f"map_files/{mapping.start:x}-{mapping.end:x}")
+        if _readable_file(exact):
+            return str(exact)
+        by_name = self.root_path(mapping.path)
+        try:
+            found = Path(by_name).stat()
+        except OSError:
+            found = None
+        if found and _same_file(found, mapping):
+            return by_name
+        # Without the right to follow map_files, exe still leads to the program itself.
+        program = self._proc("exe")
+        try:
+            if _same_file(program.stat(), mapping):
+                return str(program)
+        except OSError:
+            pass
+        if not self.exists:
+            raise self._gone()
+        if found and not mapping.deleted:
+            raise RefusedError(
+                RefusalReason.IDENTITY_CHANGED,
+                f"process {self.pid}: {mapping.path} is not the file that is mapped (inode {mapping.inode})",
+                "restart the target, or run with CAP_CHECKPOINT_RESTORE to reach the mapped file",
+            )
+        raise PermissionDeniedError(
+            f"process {self.pid}: the mapped file {mapping.path} cannot be opened"
+            + (", it was deleted" if mapping.deleted else ""),
+            "run as root, or with CAP_CHECKPOINT_RESTORE, to reach it through /proc/PID/map_files",
+        )
+
+    def open_mapped(self, mapping: Mapping) -> BinaryIO:
+        """The very file of ``mapping``, open for reading; errors as :meth:`mapped_path`."""
+        path = self.mapped_path(mapping)
+        with self._guard(f"the mapped file {mapping.path}"):
+            return Path(path).open("rb")
+
+    def root_path(self, path: str) -> str:
+        """``path`` (absolute, as the target sees it) as a path for us."""
+        return f"{self._proc('root')}/{path.lstrip('/')}"
+
+    def read(self, addr: int, size: int) -> bytes:
+        """``size`` bytes at runtime address ``addr``.
+
+        Raises:
+            PermissionDeniedError: the memory is not ours to read, or not mapped.
+        """
+        with self._guard(f"the memory at {addr:#x}"):
+            fd = os.open(self._proc("mem"), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.pread(fd, size, addr)
+        except (OSError, OverflowError):
+            data = b""
+        finally:
+            os.close(fd)
+        if len(data) == size:
+            return data
+        if not self.exists:
+            raise self._gone()
+        raise PermissionDeniedError(
+            f"process {self.pid}: the {size} bytes at {addr:#x} are not readable", "they have to be mapped"
+        )
+
+    def entry_point(self) -> int:
+        """Runtime address of the program's entry (AT_ENTRY); 0 where it is not told."""
+        for kind, value in struct.iter_unpack("<QQ", self._auxv()):
+            if kind == _AT_ENTRY:
+                return int(value)
+        return 0
+
+    def _auxv(self) -> bytes:
+        data = self._bytes("auxv")
+        return data[: len(data) & ~15]
+
+    # ------------------------------------------------------------ what may be done to it
+
+    def check_architecture(self) -> None:
+        """Raises:
+        UnsupportedError: it is not a 64-bit x86 program.
+        """
+        with self._guard("exe"):
+            fd = os.open(self._proc("exe"), os.O_RDONLY | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            header = file.read(20)
+        if len(header) < 20 or header[:4] != b"\x7fELF":
+            raise UnsupportedError(f"process {self.pid}: its program is no ELF file", "ptwprobe probes ELF programs")
+        machine = struct.unpack_from("<H", header, 18)[0]
+        if header[4] != _ELF_CLASS_64:
+            # x32 programs have this class too, and their pointers do not fit our stubs either.
+            raise UnsupportedError(f"process {self.pid} is a 32-bit program", "only 64-bit x86 programs can be probed")
+        if header[5] != _ELF_LITTLE or machine != _EM_X86_64:
+            raise UnsupportedError(f"process {self.pid} is no x86 program (ELF machine {machine})", "x86-64 is needed")
+
+    @property
+    def seccomp_mode(self) -> int:
+        """0 none, 1 strict, 2 filter: the strictest of all threads."""
+        modes = [0]
+        for tid in self.threads():
+            try:
+                modes.append(int(self._status_field("Seccomp", f"task/{tid}/status") or 0))
+            except TargetGoneError:
+                continue  # this thread ended meanwhile
+        return max(modes)
+
+    @property
+    def is_traced_by(self) -> int:
+        """Pid of the ptrace tracer of any of its threads (a debugger, say), 0 if there is none."""
+        for tid in self.threads():
+            try:
+                tracer = int(self._status_field("TracerPid", f"task/{tid}/status") or 0)
+            except TargetGoneError:
+                continue
+            if tracer:
+                return tracer
+        return 0
+
+    @property
+    def in_same_pid_namespace(self) -> bool:
+        with self._guard("ns/pid"):
+            return self._proc("ns/pid").stat().st_ino == Path("/proc/self/ns/pid").stat().st_ino
+
+    @property
+    def rlimit_stack(self) -> int | None:
+        """Soft limit of the main thread's stack in bytes, None for unlimited."""
+        for line in self._text("limits").splitlines():
+            if line.startswith("Max stack size"):
+                soft = line.split()[3]
+                return None if soft == "unlimited" else int(soft)
+        return None
+
+    # ------------------------------------------------------------ reading /proc
+
+    def _proc(self, name: str) -> Path:
+        return Path(f"/proc/{self.pid}/{name}")
+
+    def _bytes(self, name: str) -> bytes:
+        with self._guard(name):
+            return self._proc(name).read_bytes()
+
+    def _text(self, name: str) -> str:
+        return os.fsdecode(self._bytes(name))
+
+    def _status_field(self, field: str, name: str) -> str:
+        for line in self._text(name).splitlines():
+            if line.startswith(f"{field}:"):
+                return line.partition(":")[2].strip()
+        return ""
+
+    @contextmanager
+    def _guard(self, what: str) -> Iterator[None]:
+        """Turns errors of /proc into ours."""
+        try:
+            yield
+        except (FileNotFoundError, ProcessLookupError):
+            raise self._gone() from None
+        except PermissionError:
+            raise self._denied(what) from None
+
+    def _gone(self) -> TargetGoneError:
+        return TargetGoneError(f"process {self.pid} does not exist (any more)", "look up its pid again")
+
+    def _denied(self, what: str) -> PermissionDeniedError:
+        return PermissionDeniedError(f"process {self.pid}: no permission to read {what}", PERMISSION_HINT)
+
+
+def _readable_file(path: Path) -> bool:
+    """Whether ``path`` leads to a regular file that we may read (a FIFO or device is never opened)."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode) and os.access(path, os.R_OK)
+    except OSError:
+        return False
+
+
+def _same_file(found: os.stat_result, mapping: Mapping) -> bool:
+    return (found.st_dev, found.st_ino) == (mapping.device, mapping.inode)
