@@ -4,6 +4,8 @@
 //! the file.
 
 mod elf;
+mod flow;
+mod jumps;
 mod sweep;
 mod tables;
 mod unwind;
@@ -149,7 +151,11 @@ impl CodeMap {
             targets.push(pad, TargetKind::LandingPad);
         }
         let sweep = sweep::sweep(&image, &starts, &mut targets);
-        let unknown_jumps = tables::follow(&image, &functions, &sweep, &mut targets);
+        let mut flow = flow::Flow::new(&image, &functions, &starts, &sweep);
+        let jumps: Vec<_> =
+            sweep.indirect_jumps.iter().map(|ip| (*ip, jumps::source(&mut flow, &functions, &sweep, *ip))).collect();
+        let unknown_jumps = tables::follow(&image, &jumps, &mut targets);
+        tables::data_pointers(&image, &mut targets);
         let code = image.code.iter().map(|&(start, end)| Run {
             vaddr: start,
             bytes: image.at(start, usize::try_from(end - start).unwrap_or(0)).to_vec(),
