@@ -2,10 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use iced_x86::{Code, Decoder, DecoderOptions, Instruction, InstructionInfoFactory, OpAccess, OpKind, Register};
+use iced_x86::{Code, Instruction, InstructionInfoFactory, OpAccess, OpKind, Register};
 
 use super::elf::Image;
-use super::sweep::Sweep;
+use super::sweep::{decode_run, Sweep};
 use super::Functions;
 use crate::x86::Kind;
 
@@ -52,7 +52,10 @@ impl<'a> Flow<'a> {
                 self.budget = left;
                 true
             }
-            None => false,
+            None => {
+                self.budget = 0;
+                false
+            }
         }
     }
 
@@ -72,7 +75,8 @@ impl<'a> Flow<'a> {
             if seen.len() > MAX_STEPS || !self.spend(1) {
                 return vec![Definition::Lost];
             }
-            for before in self.before(ip) {
+            let Some(all) = self.before(ip) else { return vec![Definition::Lost] };
+            for before in all {
                 let Some(instruction) = before else {
                     found.push(Definition::Elsewhere);
                     continue;
@@ -96,8 +100,8 @@ impl<'a> Flow<'a> {
         found
     }
 
-    /// The instructions that may run right before the one at `ip`; None stands for a caller.
-    fn before(&mut self, ip: u64) -> Vec<Option<Instruction>> {
+    /// The instructions that may run right before the one at `ip`, an inner None for a caller; None if not all are known.
+    fn before(&mut self, ip: u64) -> Option<Vec<Option<Instruction>>> {
         let mut out = Vec::new();
         let function = self.functions.containing(ip);
         if function.is_none_or(|f| f.0 == ip) {
@@ -112,15 +116,19 @@ impl<'a> Flow<'a> {
         let first = sweep.branches.partition_point(|b| b.0 < ip);
         let sources = sweep.branches.get(first..).unwrap_or_default().iter().take_while(|b| b.0 == ip);
         let sources: Vec<u64> = sources.map(|b| b.1).collect();
-        out.extend(sources.into_iter().filter_map(|source| self.instruction(source)).map(Some));
+        for source in sources {
+            out.push(Some(self.instruction(source)?));
+        }
         if out.is_empty() {
             // Only an indirect jump (or the unwinder) gets here.
             let (start, end) = function.unwrap_or((ip, ip));
             let first = sweep.indirect_jumps.partition_point(|j| *j < start);
             let inside = sweep.indirect_jumps.get(first..).unwrap_or_default().iter().take_while(|j| **j < end);
-            out.extend(inside.filter_map(|jump| self.instruction(*jump)).map(Some));
+            for jump in inside {
+                out.push(Some(self.instruction(*jump)?));
+            }
         }
-        out
+        (self.budget > 0).then_some(out)
     }
 
     fn previous(&mut self, ip: u64) -> Option<Instruction> {
@@ -137,8 +145,8 @@ impl<'a> Flow<'a> {
         if !self.decoded.contains_key(&start) {
             let end = self.starts.get(next).copied().unwrap_or(u64::MAX);
             let bytes = self.image.at(start, usize::try_from(end - start).unwrap_or(usize::MAX));
-            let decoder = Decoder::with_ip(64, bytes, start, DecoderOptions::NONE);
-            let run: Vec<Instruction> = decoder.into_iter().collect();
+            let mut run = Vec::new();
+            decode_run(bytes, start, |instruction| run.push(*instruction));
             if !self.spend(run.len()) {
                 return None;
             }

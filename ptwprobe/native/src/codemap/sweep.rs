@@ -27,7 +27,8 @@ pub fn sweep(image: &Image, starts: &[u64], targets: &mut Targets) -> Sweep {
         let mut from = code_start;
         let inner = starts.get(first..last).unwrap_or_default();
         for &to in inner.iter().chain(std::iter::once(&code_end)) {
-            run(image, from, to, targets, &mut out);
+            let bytes = image.at(from, usize::try_from(to - from).unwrap_or(usize::MAX));
+            decode_run(bytes, from, |instruction| record(image, instruction, targets, &mut out));
             from = to;
         }
     }
@@ -35,21 +36,21 @@ pub fn sweep(image: &Image, starts: &[u64], targets: &mut Targets) -> Sweep {
     out
 }
 
-fn run(image: &Image, from: u64, to: u64, targets: &mut Targets, out: &mut Sweep) {
-    let bytes = image.at(from, usize::try_from(to - from).unwrap_or(usize::MAX));
+/// Decodes `bytes` at `from` straight on; a byte with which nothing begins is passed over.
+pub fn decode_run(bytes: &[u8], from: u64, mut visit: impl FnMut(&Instruction)) {
     let mut decoder = Decoder::with_ip(64, bytes, from, DecoderOptions::NONE);
     let mut instruction = Instruction::default();
     while decoder.can_decode() {
         decoder.decode_out(&mut instruction);
-        if instruction.is_invalid() {
-            let next = instruction.ip() + 1;
-            if decoder.set_position((next - from) as usize).is_err() {
-                return;
-            }
-            decoder.set_ip(next);
+        if !instruction.is_invalid() {
+            visit(&instruction);
             continue;
         }
-        record(image, &instruction, targets, out);
+        let next = instruction.ip() + 1;
+        if decoder.set_position((next - from) as usize).is_err() {
+            return;
+        }
+        decoder.set_ip(next);
     }
 }
 
