@@ -14,7 +14,7 @@ COMMON = {"model", "errors", "process", "_native"}
 # What each of the files that everybody may import may itself import.
 COMMON_IMPORTS = {"model": set(), "errors": set(), "process": {"model", "errors", "_native"}}
 # The command line, the machine's check-up and the package's public names stand to the right of all stages.
-LAST = {"__init__", "__main__", "cli", "doctor", "demo"}
+LAST = {"__init__", "__main__", "cli", "doctor", "demo", "listing"}
 
 
 def imported_names(source: str, package: list[str]) -> Iterator[tuple[int, list[str]]]:

@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::clock::Calibration;
 use crate::{cpu, demangle as names, templates};
 
 #[pyfunction]
@@ -20,6 +21,17 @@ fn cpu_features(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 #[pyfunction]
 fn ptwrite_executes(py: Python<'_>) -> bool {
     py.detach(cpu::ptwrite_executes)
+}
+
+#[pyfunction]
+fn calibrate_tsc(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let clock = py.detach(Calibration::start);
+    let out = PyDict::new(py);
+    out.set_item("tsc_hz", clock.tsc_hz())?;
+    out.set_item("shift", clock.conv().shift)?;
+    out.set_item("mult", clock.conv().mult)?;
+    out.set_item("zero", clock.conv().zero)?;
+    Ok(out)
 }
 
 #[pyfunction]
@@ -47,6 +59,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ptwrite_executes, module)?)?;
     module.add_function(wrap_pyfunction!(demangle, module)?)?;
     module.add_function(wrap_pyfunction!(demangle_all, module)?)?;
+    module.add_function(wrap_pyfunction!(calibrate_tsc, module)?)?;
     module.add_function(wrap_pyfunction!(stub_template, module)?)?;
     module.add_function(wrap_pyfunction!(stub_template_names, module)?)
 }
