@@ -25,6 +25,12 @@ def demangle(name: str) -> tuple[str, str] | None:
 
 def demangle_all(names: list[str]) -> list[tuple[str, str] | None]: ...
 
+# ---- stub
+
+def stub_listing(code: bytes, addr: int) -> list[tuple[int, int, str]]:
+    """(address, length in bytes, text) of every instruction, in the templates' (Intel) syntax; "(bad)" ends the list
+    where the bytes do not decode."""
+
 # ---- x86
 
 def disassemble(code: bytes, addr: int) -> list[tuple[int, int, str]]:

@@ -96,6 +96,10 @@ class PermissionDeniedError(UnsupportedError):
     """The user may not do it."""
 
 
+class StubError(UnsupportedError):
+    """A stub cannot be assembled, or did not come out as meant. Nothing was changed."""
+
+
 class TargetError(PtwprobeError):
     """The target was in the way."""
 

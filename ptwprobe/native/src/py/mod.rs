@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 
 mod machine;
 mod recording;
+mod stub;
 mod target;
 mod trace;
 mod x86;
@@ -25,6 +26,7 @@ pub fn native_error(kind: &'static str, message: String, offset: Option<u64>) ->
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("NativeError", module.py().get_type::<NativeError>())?;
     machine::register(module)?;
+    stub::register(module)?;
     x86::register(module)?;
     target::register(module)?;
     recording::register(module)?;

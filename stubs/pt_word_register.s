@@ -1,0 +1,2 @@
+# One word, straight from a register.
+ptwrite <value>

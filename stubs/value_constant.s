@@ -1,0 +1,2 @@
+# A constant, into rax.
+movabs rax, {value:u64}

@@ -1,0 +1,2 @@
+# A part of a register, zero- or sign-extended into rax.
+<move> <to>, <part>
