@@ -198,7 +198,7 @@ class Allocator:
             if length < size + ALIGN:
                 continue
             at = min(max(near, start), end - length)
-            distance = abs(at - near)
+            distance = max(at - near, near - (at + length), 0)
             if best is None or distance < best[0]:
                 best = (distance, at, at + length)
         if best is None:
