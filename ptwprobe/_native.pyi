@@ -1,6 +1,6 @@
 """The native core (Rust, ``ptwprobe/native``). Checked against the built module by ``tests/test_package.py``."""
 
-from typing import final
+from typing import Literal, TypeAlias, final
 
 class NativeError(Exception):
     """``args`` is (kind, message, offset or None); ``kind`` is a stable word."""
@@ -112,3 +112,80 @@ class TraceWriter:
     def finished_round(self) -> None: ...
     def flush(self) -> None: ...
     def finish(self, shift: int, mult: int, zero: int, version: str = "", command_line: list[str] = ...) -> None: ...
+
+_TraceEntry: TypeAlias = (
+    tuple[
+        Literal["hit"],
+        int | None,
+        int | None,
+        int | None,
+        int | None,
+        str,
+        str,
+        int,
+        dict[str, int],
+    ]
+    | tuple[Literal["stray"], int | None, int | None, int | None, int | None, str, int | None, int]
+    | tuple[Literal["lost"], int | None, int | None, int]
+    | tuple[Literal["torn"], int | None, int | None, int]
+    | tuple[Literal["error"], int | None, int | None, int | None, int | None, int | None, str]
+)
+"""Exists for type checkers only.
+
+("hit", ns, pid, tid, cpu, comm, event, ip, args), ("stray", ns, pid, tid, cpu, comm, ip, value),
+("lost" or "torn", ns, cpu, count), ("error", ns, pid, tid, cpu, offset in the file, message); None is not known.
+"""
+
+@final
+class TraceReader:
+    """Entries of a perf.data, in the order of time. NativeError "trace" with an offset, or OSError.
+
+    ``events``: (id, "group/name", [(field, type)], [(pid, address of the site, slot addresses)]) each. With ``follow``
+    the file is still being written: a round that is not finished is waited for.
+    """
+
+    def __new__(
+        cls,
+        path: str,
+        events: list[tuple[int, str, list[tuple[str, str]], list[tuple[int, int, list[int]]]]],
+        follow: bool = False,
+    ) -> TraceReader: ...
+    def next_batch(self, max: int) -> list[_TraceEntry]:
+        """Up to ``max`` entries; empty at the (present) end."""
+
+    def skip(self, max: int) -> bool:
+        """Passes over up to ``max`` entries, which are counted; False at the end."""
+
+    def totals(self) -> tuple[int, int, int, int, int]:
+        """hits, lost, torn, stray, errors of the entries so far."""
+
+@final
+class ScriptWriter:
+    """Writes lines to ``fd`` (duplicated). ``format``: text, jsonl, csv; times in ns, both ends included."""
+
+    def __new__(
+        cls,
+        path: str,
+        events: list[tuple[int, str, list[tuple[str, str]], list[tuple[int, int, list[int]]]]],
+        fd: int,
+        format: str,
+        patterns: list[str],
+        tids: list[int],
+        start: int | None = None,
+        end: int | None = None,
+    ) -> ScriptWriter: ...
+    def write(self) -> bool:
+        """Writes some more lines; False after the last. OSError of ``fd``."""
+
+    def totals(self) -> tuple[int, int, int, int, int]:
+        """hits, lost, torn, stray, errors of what was written."""
+
+@final
+class PacketDump:
+    """Every packet of a perf.data as text."""
+
+    def __new__(cls, path: str) -> PacketDump: ...
+    def next_lines(self) -> str:
+        """Some more lines; empty at the end."""
+
+    def errors(self) -> int: ...

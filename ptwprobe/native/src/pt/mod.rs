@@ -4,7 +4,7 @@ mod decode;
 mod encode;
 mod packet;
 
-pub use decode::{find_psb, Decoder};
+pub use decode::{find_psb, Block, Decoder};
 pub use encode::{
     encode_fup, encode_hit, encode_ovf, encode_pad, encode_psb, encode_psb_plus, encode_psbend, encode_ptw, encode_tsc,
     PtwSize,

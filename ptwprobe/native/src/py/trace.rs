@@ -1,13 +1,19 @@
 //! Writing and reading of traces.
 
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
 
 use super::native_error;
 use crate::clock::TimeConv;
-use crate::perfdata::{Features, Mmap2, Writer, WriterInfo};
+use crate::perfdata::{self, Features, Mmap2, Writer, WriterInfo};
 use crate::pt::{self, LastIp};
+use crate::trace::{self, Entry, Event, Field, FieldType, Filter, Format, Mode, Site, Table, What};
 
 /// A perf.data being written.
 #[pyclass(module = "ptwprobe._native")]
@@ -107,6 +113,183 @@ impl TraceWriter {
     }
 }
 
+impl From<perfdata::Error> for PyErr {
+    fn from(error: perfdata::Error) -> Self {
+        match error {
+            perfdata::Error::Io(error) => error.into(),
+            other => native_error("trace", other.to_string(), other.offset()),
+        }
+    }
+}
+
+type SiteParts = (u32, u64, Vec<u64>);
+type EventParts = (u16, String, Vec<(String, String)>, Vec<SiteParts>);
+type TotalsParts = (u64, u64, u64, u64, u64);
+
+fn table(events: Vec<EventParts>) -> PyResult<Table> {
+    let bad_type = |ty: &str| PyValueError::new_err(format!("no integer type: {ty}"));
+    let event = |(id, name, fields, sites): EventParts| -> PyResult<Event> {
+        let fields = fields
+            .into_iter()
+            .map(|(name, ty)| Ok(Field { name, ty: FieldType::parse(&ty).ok_or_else(|| bad_type(&ty))? }))
+            .collect::<PyResult<_>>()?;
+        let sites = sites.into_iter().map(|(pid, addr, slots)| Site { pid, addr, slots }).collect();
+        Ok(Event { id, name, fields, sites })
+    };
+    Ok(Table::new(events.into_iter().map(event).collect::<PyResult<_>>()?))
+}
+
+fn totals_parts(totals: trace::Totals) -> TotalsParts {
+    (totals.hits, totals.lost, totals.torn, totals.stray, totals.errors)
+}
+
+/// Entries of a perf.data.
+#[pyclass(module = "ptwprobe._native")]
+struct TraceReader {
+    reader: trace::TraceReader,
+}
+
+#[pymethods]
+impl TraceReader {
+    #[new]
+    #[pyo3(signature = (path, events, follow = false))]
+    fn new(path: PathBuf, events: Vec<EventParts>, follow: bool) -> PyResult<Self> {
+        let mode = if follow { Mode::Follow } else { Mode::Whole };
+        Ok(Self { reader: trace::TraceReader::open(&path, table(events)?, mode)? })
+    }
+
+    fn next_batch<'py>(&mut self, py: Python<'py>, max: usize) -> PyResult<Bound<'py, PyList>> {
+        let batch = PyList::empty(py);
+        while batch.len() < max {
+            let Some(entry) = self.reader.next_entry()? else { break };
+            batch.append(entry_tuple(py, &entry)?)?;
+        }
+        Ok(batch)
+    }
+
+    fn skip(&mut self, py: Python<'_>, max: usize) -> PyResult<bool> {
+        py.detach(|| {
+            for _ in 0..max {
+                if self.reader.next_entry()?.is_none() {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        })
+    }
+
+    fn totals(&self) -> TotalsParts {
+        totals_parts(self.reader.totals())
+    }
+}
+
+fn entry_tuple<'py>(py: Python<'py>, entry: &Entry<'_>) -> PyResult<Bound<'py, PyAny>> {
+    let Entry { ns, pid, tid, cpu, .. } = *entry;
+    let comm = || trace::printable(entry.comm);
+    Ok(match entry.what {
+        What::Hit { event, ip, args } => {
+            let values = PyDict::new(py);
+            for (index, &word) in args.iter().enumerate() {
+                match event.fields.get(index) {
+                    Some(field) => values.set_item(field.name.as_str(), field.ty.value(word))?,
+                    None => values.set_item(format!("arg{}", index + 1), word)?,
+                }
+            }
+            ("hit", ns, pid, tid, cpu, comm(), event.name.as_str(), ip, values).into_pyobject(py)?.into_any()
+        }
+        What::Stray { ip, value } => ("stray", ns, pid, tid, cpu, comm(), ip, value).into_pyobject(py)?.into_any(),
+        What::Lost { count } => ("lost", ns, cpu, count).into_pyobject(py)?.into_any(),
+        What::Torn { count } => ("torn", ns, cpu, count).into_pyobject(py)?.into_any(),
+        What::Error { offset, message } => ("error", ns, pid, tid, cpu, offset, message).into_pyobject(py)?.into_any(),
+    })
+}
+
+/// The lines of `script`.
+#[pyclass(module = "ptwprobe._native")]
+struct ScriptWriter {
+    reader: trace::TraceReader,
+    script: trace::Script,
+    out: File,
+}
+
+/// Lines are written in pieces of about this many bytes.
+const PIECE_LEN: usize = 1 << 17;
+
+#[pymethods]
+impl ScriptWriter {
+    #[new]
+    #[pyo3(signature = (path, events, fd, format, patterns, tids, start = None, end = None))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        path: PathBuf,
+        events: Vec<EventParts>,
+        fd: i32,
+        format: &str,
+        patterns: Vec<String>,
+        tids: Vec<u32>,
+        start: Option<u64>,
+        end: Option<u64>,
+    ) -> PyResult<Self> {
+        let format = Format::parse(format).ok_or_else(|| PyValueError::new_err(format!("no format: {format}")))?;
+        if fd < 0 {
+            return Err(PyValueError::new_err("a negative file descriptor"));
+        }
+        // SAFETY: the caller keeps `fd` open during this call, in which it is duplicated.
+        let out = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?.into();
+        let reader = trace::TraceReader::open(&path, table(events)?, Mode::Whole)?;
+        Ok(Self { reader, script: trace::Script::new(format, Filter::new(patterns, tids, start, end)), out })
+    }
+
+    fn write(&mut self, py: Python<'_>) -> PyResult<bool> {
+        py.detach(|| {
+            let mut more = true;
+            let mut seen = 0;
+            // Also with a filter that lets nothing pass the caller gets a turn, for its signals.
+            while more && self.script.bytes().len() < PIECE_LEN && seen < PIECE_LEN {
+                match self.reader.next_entry()? {
+                    Some(entry) => self.script.write(&entry),
+                    None => more = false,
+                }
+                seen += 1;
+            }
+            let written = self.out.write_all(self.script.bytes());
+            self.script.clear();
+            written?;
+            Ok(more)
+        })
+    }
+
+    fn totals(&self) -> TotalsParts {
+        totals_parts(self.script.totals())
+    }
+}
+
+/// The lines of `dump`.
+#[pyclass(module = "ptwprobe._native")]
+struct PacketDump {
+    dump: trace::Dump,
+}
+
+#[pymethods]
+impl PacketDump {
+    #[new]
+    fn new(path: PathBuf) -> PyResult<Self> {
+        Ok(Self { dump: trace::Dump::open(&path)? })
+    }
+
+    fn next_lines(&mut self, py: Python<'_>) -> PyResult<String> {
+        let lines = py.detach(|| self.dump.next_lines())?;
+        Ok(String::from_utf8_lossy(&lines).into_owned())
+    }
+
+    fn errors(&self) -> u64 {
+        self.dump.errors()
+    }
+}
+
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<TraceWriter>()
+    module.add_class::<TraceWriter>()?;
+    module.add_class::<TraceReader>()?;
+    module.add_class::<ScriptWriter>()?;
+    module.add_class::<PacketDump>()
 }

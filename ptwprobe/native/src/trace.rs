@@ -1,1 +1,0 @@
-//! From a perf.data file to hits.

@@ -1,0 +1,386 @@
+//! Rounds of a perf.data: all streams and the sideband of a round, merged by time.
+//!
+//! A round ends at a FINISHED_ROUND record. Only the positions of its chunks and its sideband are held; the chunks are
+//! decoded piece by piece while they are merged.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::fmt::Write as _;
+use std::path::Path;
+
+use super::assemble::{Assembler, Item, ItemKind};
+use super::entry::{Entry, Totals, What};
+use super::table::Table;
+use super::threads::Threads;
+use super::words::{GapReason, Words};
+use crate::clock::TimeConv;
+use crate::perfdata::{AuxChunk, Body, Error, Next, Reader, Record};
+
+/// What a round may hold before it is taken for finished: a hostile file may have one round only.
+const MAX_ROUND: usize = 1 << 19;
+
+/// The end of the file as it is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// It is the end.
+    Whole,
+    /// It is still being written: a round that is not finished is waited for.
+    Follow,
+}
+
+/// See the module.
+pub struct TraceReader {
+    file: Reader,
+    mode: Mode,
+    table: Table,
+    conv: Option<TimeConv>,
+    threads: Threads,
+    streams: Vec<Stream>,
+    by_key: HashMap<(u32, Option<u32>, Option<u32>), usize>,
+    round: Round,
+    state: State,
+    current: Option<Current>,
+    message: String,
+    totals: Totals,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Loading,
+    Merging,
+    /// The file has ended: what the streams still hold is told.
+    Closing(usize),
+    Done,
+}
+
+#[derive(Default)]
+struct Round {
+    /// Sorted by time when the round is merged.
+    sideband: VecDeque<(u64, Record)>,
+    chunks: usize,
+    /// Time in ns of the next item of each stream that has one.
+    heads: BinaryHeap<Reverse<(u64, usize)>>,
+    active: Vec<usize>,
+    last: bool,
+}
+
+struct Stream {
+    tid: Option<u32>,
+    cpu: Option<u32>,
+    words: Words,
+    assembler: Assembler,
+    items: VecDeque<Item>,
+    active: bool,
+}
+
+/// What the last entry borrows from.
+struct Current {
+    ns: Option<u64>,
+    tid: Option<u32>,
+    cpu: Option<u32>,
+    kind: CurrentKind,
+}
+
+enum CurrentKind {
+    Item(Item),
+    Lost(u64),
+    Torn(u64),
+    Problem(Option<u64>),
+}
+
+impl TraceReader {
+    pub fn open(path: &Path, table: Table, mode: Mode) -> Result<Self, Error> {
+        Ok(Self {
+            file: Reader::open(path)?,
+            mode,
+            table,
+            conv: None,
+            threads: Threads::default(),
+            streams: Vec::new(),
+            by_key: HashMap::new(),
+            round: Round::default(),
+            state: State::Loading,
+            current: None,
+            message: String::new(),
+            totals: Totals::default(),
+        })
+    }
+
+    /// Of the entries returned so far.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// The next entry, in the order of time within a round; `None` at the (present) end. An error of reading the file
+    /// ends the trace; what is wrong *in* the file is an entry.
+    pub fn next_entry(&mut self) -> Result<Option<Entry<'_>>, Error> {
+        self.current = loop {
+            match self.state {
+                State::Loading => match self.load()? {
+                    Loaded::Round => self.begin_merge(),
+                    Loaded::Nothing => return Ok(None),
+                    Loaded::Problem(current) => break Some(current),
+                },
+                State::Merging => {
+                    if let Some(current) = self.merge() {
+                        break Some(current);
+                    }
+                }
+                State::Closing(index) => {
+                    if let Some(current) = self.close_stream(index) {
+                        break Some(current);
+                    }
+                }
+                State::Done => return Ok(None),
+            }
+        };
+        Ok(self.entry())
+    }
+
+    /// Takes records up to the end of a round.
+    fn load(&mut self) -> Result<Loaded, Error> {
+        self.file.refresh()?;
+        loop {
+            if self.round.sideband.len() >= MAX_ROUND || self.round.chunks >= MAX_ROUND {
+                return Ok(Loaded::Round);
+            }
+            let record = match self.file.next_record()? {
+                Next::Record(record) => record,
+                Next::End | Next::Cut(_) if self.mode == Mode::Follow => return Ok(Loaded::Nothing),
+                _ if self.round.last => return Ok(Loaded::Round),
+                Next::End => {
+                    self.round.last = true;
+                    return Ok(Loaded::Round);
+                }
+                Next::Cut(offset) => {
+                    self.round.last = true;
+                    return Ok(self.problem(offset, format_args!("the file is cut: read up to byte {offset}")));
+                }
+                Next::Broken(offset) => {
+                    self.round.last = true;
+                    let text = format_args!("a record with an impossible size: read up to byte {offset}");
+                    return Ok(self.problem(offset, text));
+                }
+            };
+            match record.body {
+                Body::FinishedRound => return Ok(Loaded::Round),
+                Body::Aux(chunk) => self.push_chunk(chunk),
+                Body::Time(conv) => self.conv = Some(conv),
+                Body::ForeignTrace => {
+                    return Ok(self.problem(record.file_offset, format_args!("a trace that is not Intel PT's")));
+                }
+                Body::Compressed => {
+                    return Ok(self.problem(record.file_offset, format_args!("compressed records are not read")));
+                }
+                Body::Malformed => {
+                    return Ok(
+                        self.problem(record.file_offset, format_args!("a record that is too short for its type"))
+                    );
+                }
+                Body::Other => {}
+                _ => self.round.sideband.push_back((record.id.ns.unwrap_or(0), record)),
+            }
+        }
+    }
+
+    fn problem(&mut self, offset: u64, text: std::fmt::Arguments<'_>) -> Loaded {
+        self.set_message(text);
+        Loaded::Problem(Current { ns: None, tid: None, cpu: None, kind: CurrentKind::Problem(Some(offset)) })
+    }
+
+    fn set_message(&mut self, text: std::fmt::Arguments<'_>) {
+        self.message.clear();
+        // Writing to a String does not fail.
+        let _ = self.message.write_fmt(text);
+    }
+
+    fn push_chunk(&mut self, chunk: AuxChunk) {
+        let streams = &mut self.streams;
+        let index = *self.by_key.entry((chunk.idx, chunk.tid, chunk.cpu)).or_insert_with(|| {
+            streams.push(Stream::new(chunk.tid, chunk.cpu));
+            streams.len() - 1
+        });
+        let Some(stream) = self.streams.get_mut(index) else { return };
+        stream.words.push(chunk);
+        self.round.chunks += 1;
+        if !stream.active {
+            stream.active = true;
+            self.round.active.push(index);
+        }
+    }
+
+    fn begin_merge(&mut self) {
+        self.round.sideband.make_contiguous().sort_by_key(|&(ns, _)| ns);
+        for at in 0..self.round.active.len() {
+            if let Some(&index) = self.round.active.get(at) {
+                self.queue_head(index);
+            }
+        }
+        self.state = State::Merging;
+    }
+
+    fn end_round(&mut self) {
+        for index in self.round.active.drain(..) {
+            if let Some(stream) = self.streams.get_mut(index) {
+                stream.active = false;
+                stream.words.shrink();
+            }
+        }
+        self.round.chunks = 0;
+        self.state = if self.round.last { State::Closing(0) } else { State::Loading };
+    }
+
+    /// The next of the round by time, sideband first.
+    fn merge(&mut self) -> Option<Current> {
+        let head = self.round.heads.peek().map(|&Reverse((ns, index))| (ns, index));
+        let sideband = self.round.sideband.front().map(|&(ns, _)| ns);
+        match (sideband, head) {
+            (Some(at), head) if head.is_none_or(|(ns, _)| at <= ns) => {
+                let (_, record) = self.round.sideband.pop_front()?;
+                self.apply(&record)
+            }
+            (_, Some((ns, index))) => {
+                self.round.heads.pop();
+                let stream = self.streams.get_mut(index)?;
+                let item = stream.items.pop_front()?;
+                let (tid, cpu) = (stream.tid, stream.cpu);
+                self.queue_head(index);
+                Some(self.current_item(ns, tid, cpu, item))
+            }
+            _ => {
+                self.end_round();
+                None
+            }
+        }
+    }
+
+    fn apply(&mut self, record: &Record) -> Option<Current> {
+        let id = record.id;
+        let current = |kind| Some(Current { ns: id.ns, tid: None, cpu: id.cpu, kind });
+        match record.body {
+            Body::Lost { count } => current(CurrentKind::Lost(count)),
+            Body::LostSamples { count } => current(CurrentKind::Torn(count)),
+            Body::AuxTruncated => {
+                self.set_message(format_args!("the recorder was too slow: trace is missing here"));
+                current(CurrentKind::Problem(Some(record.file_offset)))
+            }
+            Body::AuxError => {
+                self.set_message(format_args!("the recorder notes an error of its trace"));
+                current(CurrentKind::Problem(Some(record.file_offset)))
+            }
+            _ => {
+                self.threads.apply(record);
+                None
+            }
+        }
+    }
+
+    /// Decodes up to the stream's next item and queues it by its time.
+    fn queue_head(&mut self, index: usize) {
+        let Some(stream) = self.streams.get_mut(index) else { return };
+        while stream.items.is_empty() {
+            let Some(word) = stream.words.next(&self.file) else { return };
+            stream.assembler.feed(word, &mut self.table, &mut stream.items);
+        }
+        if let Some(item) = stream.items.front() {
+            let ns = self.conv.map_or(item.tsc, |conv| conv.tsc_to_ns(item.tsc));
+            self.round.heads.push(Reverse((ns, index)));
+        }
+    }
+
+    fn close_stream(&mut self, index: usize) -> Option<Current> {
+        let Some(stream) = self.streams.get_mut(index) else {
+            self.state = State::Done;
+            return None;
+        };
+        if stream.items.is_empty() {
+            match stream.words.finish() {
+                Some(word) => stream.assembler.feed(word, &mut self.table, &mut stream.items),
+                None => stream.assembler.close(&mut stream.items),
+            }
+        }
+        let (tid, cpu) = (stream.tid, stream.cpu);
+        match stream.items.pop_front() {
+            Some(item) => {
+                let ns = self.conv.map_or(item.tsc, |conv| conv.tsc_to_ns(item.tsc));
+                Some(self.current_item(ns, tid, cpu, item))
+            }
+            None => {
+                self.state = State::Closing(index + 1);
+                None
+            }
+        }
+    }
+
+    fn current_item(&mut self, ns: u64, tid: Option<u32>, cpu: Option<u32>, item: Item) -> Current {
+        let tid = tid.or_else(|| cpu.and_then(|cpu| self.threads.running(cpu)));
+        let cpu = cpu.or_else(|| tid.and_then(|tid| self.threads.get(tid).cpu));
+        match item.kind {
+            ItemKind::Incomplete { event_id, got, words } => {
+                let name = &self.table.event(event_id).name;
+                self.message.clear();
+                let _ = write!(self.message, "a hit of {name} is not whole: {got} of {words} words");
+            }
+            ItemKind::Gap(reason) => self.set_message(format_args!("{reason}")),
+            _ => {}
+        }
+        Current { ns: Some(ns), tid, cpu, kind: CurrentKind::Item(item) }
+    }
+
+    fn entry(&mut self) -> Option<Entry<'_>> {
+        let Current { ns, tid, cpu, kind } = self.current.as_ref()?;
+        let thread = tid.map(|tid| self.threads.get(tid));
+        let pid = thread.and_then(|thread| thread.pid);
+        let what = match kind {
+            CurrentKind::Lost(count) => What::Lost { count: *count },
+            CurrentKind::Torn(count) => What::Torn { count: *count },
+            CurrentKind::Problem(offset) => What::Error { offset: *offset, message: &self.message },
+            CurrentKind::Item(item) => match &item.kind {
+                ItemKind::Hit { event_id, header_ip, args } => {
+                    let site = header_ip.and_then(|ip| self.table.site_addr(*event_id, pid, ip));
+                    let ip = site.or(*header_ip).unwrap_or(0);
+                    What::Hit { event: self.table.event(*event_id), ip, args }
+                }
+                ItemKind::Stray { ip, value } => What::Stray { ip: *ip, value: *value },
+                ItemKind::Incomplete { .. } | ItemKind::Gap(_) => {
+                    What::Error { offset: Some(item.offset), message: &self.message }
+                }
+            },
+        };
+        self.totals.add(&what);
+        let comm = thread.map_or(&[][..], |thread| thread.comm.as_bytes());
+        Some(Entry { ns: *ns, pid, tid: *tid, cpu: *cpu, comm, what })
+    }
+}
+
+enum Loaded {
+    Round,
+    Nothing,
+    Problem(Current),
+}
+
+impl Stream {
+    fn new(tid: Option<u32>, cpu: Option<u32>) -> Self {
+        Self {
+            tid,
+            cpu,
+            words: Words::default(),
+            assembler: Assembler::default(),
+            items: VecDeque::new(),
+            active: false,
+        }
+    }
+}
+
+impl std::fmt::Display for GapReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Overflow => f.write_str("the CPU dropped packets here (OVF)"),
+            Self::UnknownPacket => f.write_str("bytes that are no packet; decoding goes on at the next PSB"),
+            Self::CutPacket => f.write_str("the trace ends inside a packet"),
+            Self::Skipped { bytes } => write!(f, "{bytes} bytes skipped up to a PSB"),
+            Self::MissingChunk => f.write_str("a chunk of the trace is missing before this one"),
+        }
+    }
+}

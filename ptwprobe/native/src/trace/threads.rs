@@ -1,0 +1,72 @@
+//! What the sideband tells about threads, up to a moment.
+
+use std::collections::HashMap;
+
+use crate::perfdata::{Body, Comm, Record};
+
+/// The kernel's `PID_MAX_LIMIT`: larger ids are no threads.
+const MAX_TID: u32 = 1 << 22;
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Thread {
+    pub pid: Option<u32>,
+    pub cpu: Option<u32>,
+    pub comm: Comm,
+}
+
+#[derive(Debug, Default)]
+pub struct Threads {
+    by_tid: HashMap<u32, Thread>,
+    running: HashMap<u32, u32>,
+}
+
+static UNKNOWN: Thread = Thread { pid: None, cpu: None, comm: Comm::EMPTY };
+
+impl Threads {
+    #[must_use]
+    pub fn get(&self, tid: u32) -> &Thread {
+        self.by_tid.get(&tid).unwrap_or(&UNKNOWN)
+    }
+
+    /// The thread that runs on `cpu`.
+    #[must_use]
+    pub fn running(&self, cpu: u32) -> Option<u32> {
+        self.running.get(&cpu).copied()
+    }
+
+    pub fn apply(&mut self, record: &Record) {
+        match record.body {
+            Body::Comm { pid, tid, comm } => {
+                if let Some(thread) = self.thread(tid) {
+                    thread.pid = Some(pid);
+                    thread.comm = comm;
+                }
+            }
+            Body::Task { pid, tid, parent_tid } => {
+                let parent = parent_tid.map(|parent| *self.get(parent));
+                if let Some(thread) = self.thread(tid) {
+                    thread.pid = Some(pid);
+                    if let Some(parent) = parent {
+                        thread.comm = parent.comm;
+                    }
+                }
+            }
+            Body::Switch { out: false } => {
+                let Some(tid) = record.id.tid else { return };
+                let cpu = record.id.cpu;
+                if let Some(thread) = self.thread(tid) {
+                    thread.cpu = cpu;
+                    thread.pid = record.id.pid.or(thread.pid);
+                }
+                if let Some(cpu) = cpu.filter(|&cpu| cpu < MAX_TID) {
+                    self.running.insert(cpu, tid);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn thread(&mut self, tid: u32) -> Option<&mut Thread> {
+        (tid <= MAX_TID).then(|| self.by_tid.entry(tid).or_default())
+    }
+}

@@ -1,0 +1,271 @@
+//! The words of one stream of packets, each with its time and its address.
+
+use std::collections::VecDeque;
+
+use super::window::Window;
+use crate::perfdata::{AuxChunk, Reader};
+use crate::pt::{find_psb, BadReason, Block, Decoder, Kind, LastIp, PSB, TSC_BITS};
+
+/// What comes next in a stream; `offset` in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    Value {
+        tsc: u64,
+        value: u64,
+        ip: Option<u64>,
+        offset: u64,
+    },
+    /// From here on words may be missing.
+    Gap {
+        tsc: u64,
+        offset: u64,
+        reason: GapReason,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GapReason {
+    /// The CPU says that it dropped packets.
+    Overflow,
+    UnknownPacket,
+    /// The chunk ends inside a packet.
+    CutPacket,
+    /// Bytes before the first PSB, or after damage up to the next.
+    Skipped {
+        bytes: u64,
+    },
+    /// A chunk of the stream is missing.
+    MissingChunk,
+}
+
+/// Decodes the chunks of one stream, in whatever pieces they come. Keeps a packet, and a word, that goes on in a later
+/// chunk.
+#[derive(Debug, Default)]
+pub struct Words {
+    chunks: VecDeque<AuxChunk>,
+    window: Window,
+    /// Where in the stream the next chunk should begin.
+    expected: Option<u64>,
+    synced: bool,
+    skipped: u64,
+    block: Block,
+    last_ip: LastIp,
+    tsc: u64,
+    /// A word whose FUP has not come yet.
+    waiting: Option<(u64, u64)>,
+}
+
+impl Words {
+    pub fn push(&mut self, chunk: AuxChunk) {
+        self.chunks.push_back(chunk);
+    }
+
+    /// The next word of the chunks pushed so far.
+    pub fn next(&mut self, file: &Reader) -> Option<Word> {
+        loop {
+            if !self.synced {
+                if !self.sync(file) {
+                    return None;
+                }
+                if let Some(gap) = self.skipped_gap() {
+                    return Some(gap);
+                }
+            }
+            match self.decode() {
+                Step::Word(word) => return Some(word),
+                Step::Starved => match self.refill(file) {
+                    Refill::More => {}
+                    Refill::Gap(gap) => return Some(gap),
+                    Refill::End => return None,
+                },
+            }
+        }
+    }
+
+    /// No more chunks will come: what is left is told.
+    pub fn finish(&mut self) -> Option<Word> {
+        if let Some((value, offset)) = self.waiting.take() {
+            return Some(Word::Value { tsc: self.tsc, value, ip: None, offset });
+        }
+        let (rest, offset) = self.window.rest();
+        if rest.is_empty() {
+            return self.skipped_gap();
+        }
+        if !self.synced {
+            self.skipped += rest.len() as u64;
+            self.window.clear();
+            return self.skipped_gap();
+        }
+        self.window.clear();
+        Some(Word::Gap { tsc: self.tsc, offset, reason: GapReason::CutPacket })
+    }
+
+    /// Gives memory back between rounds.
+    pub fn shrink(&mut self) {
+        self.window.shrink();
+    }
+
+    fn skipped_gap(&mut self) -> Option<Word> {
+        let bytes = std::mem::take(&mut self.skipped);
+        let offset = self.window.rest().1;
+        (bytes != 0).then_some(Word::Gap { tsc: self.tsc, offset, reason: GapReason::Skipped { bytes } })
+    }
+
+    fn decode(&mut self) -> Step {
+        let (rest, base) = self.window.rest();
+        let mut decoder = Decoder::resume(rest, base, self.block);
+        let mut done = 0;
+        let step = loop {
+            let packet = match decoder.next_packet() {
+                None => break Step::Starved,
+                Some(Ok(packet)) => packet,
+                Some(Err(bad)) if bad.reason == BadReason::Cut => break Step::Starved,
+                Some(Err(bad)) => {
+                    self.synced = false;
+                    self.skipped = 0;
+                    self.waiting = None;
+                    // The bytes may look like the start of a PSB: go past the first.
+                    done = decoder.position() + 1;
+                    break Step::Word(Word::Gap {
+                        tsc: self.tsc,
+                        offset: bad.offset,
+                        reason: GapReason::UnknownPacket,
+                    });
+                }
+            };
+            if let Some((value, offset)) = self.waiting {
+                let ip = match packet.kind {
+                    Kind::Fup(field) => Some(self.last_ip.update(field)),
+                    Kind::Pad | Kind::Cyc(_) | Kind::Mtc(_) => None,
+                    // No FUP came: the packet is looked at again.
+                    _ => {
+                        self.waiting = None;
+                        break Step::Word(Word::Value { tsc: self.tsc, value, ip: None, offset });
+                    }
+                };
+                done = decoder.position();
+                if let Some(ip) = ip {
+                    self.waiting = None;
+                    break Step::Word(Word::Value { tsc: self.tsc, value, ip, offset });
+                }
+                continue;
+            }
+            done = decoder.position();
+            self.block = decoder.block();
+            match packet.kind {
+                Kind::Tsc(low) => self.tsc = nearest_tsc(self.tsc, low),
+                Kind::Psb => self.last_ip = LastIp::default(),
+                Kind::Tip(field) | Kind::TipPge(field) | Kind::TipPgd(field) | Kind::Fup(field) => {
+                    self.last_ip.update(field);
+                }
+                Kind::Ptw { value, ip: true, .. } => self.waiting = Some((value, packet.offset)),
+                Kind::Ptw { value, ip: false, .. } => {
+                    break Step::Word(Word::Value { tsc: self.tsc, value, ip: None, offset: packet.offset });
+                }
+                Kind::Ovf => {
+                    break Step::Word(Word::Gap { tsc: self.tsc, offset: packet.offset, reason: GapReason::Overflow });
+                }
+                _ => {}
+            }
+        };
+        self.window.advance(done);
+        step
+    }
+
+    fn refill(&mut self, file: &Reader) -> Refill {
+        if self.window.read(file) {
+            return Refill::More;
+        }
+        let Some(chunk) = self.chunks.front() else { return Refill::End };
+        let missing = self.expected.is_some_and(|expected| expected != chunk.stream_offset);
+        let (rest, offset) = self.window.rest();
+        if !rest.is_empty() && (missing || starts_with_psb(file, chunk)) {
+            // Nothing of the packet will come.
+            self.window.clear();
+            return Refill::Gap(Word::Gap { tsc: self.tsc, offset, reason: GapReason::CutPacket });
+        }
+        let offset = chunk.file_offset;
+        self.next_chunk();
+        if missing {
+            self.synced = false;
+            self.waiting = None;
+            return Refill::Gap(Word::Gap { tsc: self.tsc, offset, reason: GapReason::MissingChunk });
+        }
+        Refill::More
+    }
+
+    fn next_chunk(&mut self) -> bool {
+        let Some(chunk) = self.chunks.pop_front() else { return false };
+        self.window.start(&chunk);
+        self.expected = Some(chunk.stream_offset.wrapping_add(chunk.len));
+        // Damage before must not spoil the times from here on.
+        if chunk.tsc_reference != 0 {
+            self.tsc = chunk.tsc_reference;
+        }
+        true
+    }
+
+    /// Goes to the next PSB; false where the chunks have none.
+    fn sync(&mut self, file: &Reader) -> bool {
+        loop {
+            let rest = self.window.rest().0;
+            if let Some(at) = find_psb(rest, 0) {
+                self.skipped += at as u64;
+                self.window.advance(at);
+                self.synced = true;
+                self.block = Block::None;
+                return true;
+            }
+            // The end may be the start of a PSB.
+            let skip = rest.len().saturating_sub(PSB.len() - 1);
+            self.skipped += skip as u64;
+            self.window.advance(skip);
+            if !self.window.read(file) && !self.next_chunk() {
+                return false;
+            }
+        }
+    }
+}
+
+enum Step {
+    Word(Word),
+    Starved,
+}
+
+enum Refill {
+    More,
+    Gap(Word),
+    End,
+}
+
+fn starts_with_psb(file: &Reader, chunk: &AuxChunk) -> bool {
+    let mut head = [0; PSB.len()];
+    chunk.len >= PSB.len() as u64
+        && matches!(file.read_trace(chunk.file_offset, &mut head), Ok(n) if n == head.len())
+        && head == PSB
+}
+
+/// The value with these low 56 bits that is nearest to `reference`.
+fn nearest_tsc(reference: u64, low: u64) -> u64 {
+    let unused = 64 - TSC_BITS;
+    let step = ((low.wrapping_sub(reference) << unused) as i64) >> unused;
+    match reference.checked_add_signed(step) {
+        Some(tsc) => tsc,
+        None => low,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_tsc_is_completed_across_a_wrap() {
+        let wrap = 1u64 << TSC_BITS;
+        assert_eq!(nearest_tsc(wrap - 5, 3), wrap + 3);
+        assert_eq!(nearest_tsc(wrap + 5, wrap - 3), wrap - 3);
+        assert_eq!(nearest_tsc(5 * wrap + 100, 90), 5 * wrap + 90);
+        assert_eq!(nearest_tsc(0, 7), 7);
+        assert_eq!(nearest_tsc(0, wrap - 1), wrap - 1);
+    }
+}
