@@ -47,9 +47,9 @@ def write(
 ) -> Totals:
     """Writes the entries of ``trace`` to ``fd``, one a line, and returns what it wrote in numbers.
 
-    ``format``: one of FORMATS; ``events``: globs (``*``, ``?``) over ``group/name``, or over the name alone; ``time``: as
-    :func:`parse_time_range` takes it. A reader that goes away (EPIPE) ends it quietly; other errors of ``fd`` are
-    raised as OSError.
+    ``format``: one of FORMATS; ``events``: globs (``*``, ``?``) over ``group/name``, or over the name alone; ``time``:
+    as :func:`parse_time_range` takes it. What is lost or wrong is written with any ``events``. A reader that goes away
+    (EPIPE) ends it quietly; other errors of ``fd`` are raised as OSError.
     """
     start, end = parse_time_range(time) if time else (None, None)
     with input_errors(trace.path):

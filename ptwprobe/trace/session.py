@@ -176,7 +176,9 @@ def read_session(path: Path) -> SessionInfo:
     root = _Object(value, path, "")
     version = root.number("version", required=True)
     if version != VERSION:
-        raise InputError(f"{path}: version {version}, this ptwprobe reads {VERSION}", "use the ptwprobe that recorded it")
+        raise InputError(
+            f"{path}: version {version}, this ptwprobe reads {VERSION}", "use the ptwprobe that recorded it"
+        )
     totals = root.object("totals")
     return SessionInfo(
         tool=root.text("tool"),
