@@ -27,7 +27,7 @@ mod writer;
 
 pub use mark::Mark;
 pub use memory::{RingError, RingMemory};
-pub use reader::{Drained, Reader, Record};
+pub use reader::{Drained, End, Reader, Record};
 pub use writer::{Reservation, Writer};
 
 /// "PTWRING1", little-endian.

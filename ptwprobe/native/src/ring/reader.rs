@@ -18,12 +18,22 @@ pub struct Record<'a> {
     pub args: &'a [u64],
 }
 
+/// Where a look at a ring ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Everything that was reserved when the look began has been read.
+    Clear,
+    /// A record that is not complete (yet).
+    Hole,
+    /// Enough for one look; there is more.
+    Limit,
+}
+
 /// What one look at a ring gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Drained {
     pub records: u64,
-    /// Everything that was reserved when the look began has been read.
-    pub clear: bool,
+    pub end: End,
     /// Bytes in the ring when the look began.
     pub fill: usize,
 }
@@ -45,7 +55,10 @@ pub struct Reader {
 }
 
 /// Free space is given back to the stubs after this many bytes were read, not only at the end of a look.
-const PUBLISH_EVERY: u64 = 16 << 10;
+const PUBLISH_EVERY: usize = 16 << 10;
+
+/// Bytes that one look reads at most, so that what the caller keeps of it is bounded.
+const LOOK_LIMIT: usize = 16 << 20;
 
 impl Reader {
     /// The one reader of ring `ring`, from its start; `None` if there is no such ring.
@@ -64,24 +77,28 @@ impl Reader {
         })
     }
 
-    /// Reads all complete records up to the first that is not, or to the head as it is now.
+    /// Reads complete records up to the first that is not, at most to the head as it is now.
     pub fn drain(&mut self, each: &mut impl FnMut(Record<'_>)) -> Drained {
         let head = self.head();
         let waiting = head.since(self.tail);
         if self.broken || !waiting.is_plausible(self.capacity()) {
             self.broken = true;
-            return Drained { records: 0, clear: true, fill: 0 };
+            return Drained { records: 0, end: End::Clear, fill: 0 };
         }
-        let mut drained = Drained { records: 0, clear: true, fill: waiting.bytes as usize };
+        let mut drained = Drained { records: 0, end: End::Clear, fill: waiting.bytes as usize };
         let mut tail = self.tail;
         let memory = Arc::clone(&self.memory);
         let Some(data) = memory.data(self.ring) else { return drained };
-        let mut unpublished = 0;
+        let (mut read, mut published) = (0, 0);
         while tail != head {
+            if read >= LOOK_LIMIT {
+                drained.end = End::Limit;
+                break;
+            }
             let offset = tail.offset(self.memory.layout().ring_bits);
             // Acquire: the stamp is written last, so all of the record is there once it is.
             if data.word(offset).load(Ordering::Acquire) != tail.0 {
-                drained.clear = false;
+                drained.end = End::Hole;
                 break;
             }
             let Some(size) = self.read(data, offset, head.since(tail), each) else {
@@ -91,16 +108,16 @@ impl Reader {
             };
             tail = tail.after(size);
             drained.records += 1;
-            unpublished += size as u64;
-            if unpublished >= PUBLISH_EVERY {
+            read += size;
+            if read - published >= PUBLISH_EVERY {
                 self.publish(tail);
-                unpublished = 0;
+                published = read;
             }
         }
         if tail != self.tail {
             self.hole_bound = None;
         }
-        self.blocked = !drained.clear;
+        self.blocked = drained.end == End::Hole;
         self.tail = tail;
         self.publish(tail);
         drained

@@ -72,7 +72,7 @@ fn records_come_out_as_they_went_in_over_many_laps() {
         assert!(write(&writer, 1, lap, &args));
         let (records, drained) = all(&mut reader);
         assert_eq!(records, [(lap, args)]);
-        assert!(drained.clear && drained.records == 1);
+        assert_eq!((drained.end, drained.records), (End::Clear, 1));
     }
     assert_eq!(all(&mut Reader::new(memory, 0).unwrap()).0, []);
 }
@@ -101,7 +101,7 @@ fn a_hole_blocks_until_it_is_passed_and_is_counted_exactly() {
     write(&writer, 0, 2, &[2]);
     let (records, drained) = all(&mut reader);
     assert_eq!(records, [(1, vec![1])]);
-    assert!(!drained.clear && reader.hole().is_some());
+    assert!(drained.end == End::Hole && reader.hole().is_some());
 
     assert_eq!(reader.pass_hole(), 0, "nobody looked at the threads since the hole was bounded");
     reader.bound_hole();
@@ -146,7 +146,7 @@ fn a_stamped_record_that_does_not_fit_is_torn_and_the_next_one_read() {
     // The third fits with one argument too few: a lie within its own bounds, after which no mark stands.
     let (records, drained) = all(&mut reader);
     assert_eq!(records, [(1, vec![1])]);
-    assert!(!drained.clear);
+    assert_eq!(drained.end, End::Hole);
     assert_eq!(reader.torn(), 2);
 }
 
@@ -228,7 +228,7 @@ fn stress(ring_bits: u32, threads: u64, hits: u64, dies_at: u64) {
     loop {
         let drained = reader.drain(&mut |r| check_record(&mut last, r));
         read += drained.records;
-        if drained.clear {
+        if drained.end == End::Clear {
             break;
         }
         reader.bound_hole();
@@ -412,7 +412,7 @@ proptest! {
         for t in 0..4 {
             model.die(t);
         }
-        while !model.drain().clear {
+        while model.drain().end != End::Clear {
             model.reader.pass_dead_hole();
         }
         prop_assert!(!model.reader.is_broken());

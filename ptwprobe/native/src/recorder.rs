@@ -1,1 +1,0 @@
-//! Drains the rings of the targets into a session's perf.data.

@@ -1,0 +1,135 @@
+//! Held hits as Intel PT: one AUX chunk per thread and round, and the sideband records that go with it.
+
+use super::output::Output;
+use super::tap::{Tap, TapHit};
+use super::targets::Target;
+use super::threads::{Thread, Threads};
+use crate::clock;
+use crate::perfdata::Mmap2;
+use crate::pt::{encode_hit, encode_psb_plus, header_word, LastIp};
+
+/// A chunk is ended beyond this.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// Sideband is told this long before the hit it is needed for: times of hits are converted with the session's final
+/// clock factors, those of sideband with the factors of the moment.
+const SIDEBAND_LEAD_NS: u64 = 1_000;
+
+/// No CPU: the hit found none that has a ring.
+const NO_CPU: u32 = u32::MAX;
+
+pub struct Emitter {
+    pub output: Output,
+    pub tap: Option<Tap>,
+    /// Hits written with a later time than theirs.
+    pub late: u64,
+    /// The latest time that was released.
+    latest_tsc: u64,
+    chunk: Vec<u8>,
+}
+
+/// Hits that are held no more: they were written, or the output has counted them as lost.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Released {
+    pub hits: u64,
+    pub bytes: usize,
+}
+
+impl Emitter {
+    pub fn new(output: Output) -> Self {
+        Emitter { output, tap: None, late: 0, latest_tsc: clock::rdtsc(), chunk: Vec::new() }
+    }
+
+    /// Writes every hit before `before_tsc`, and makes it readable.
+    pub fn write(&mut self, targets: &[Target], threads: &mut Threads, before_tsc: u64) -> Released {
+        let mut released = Released::default();
+        threads.for_busy(|thread| {
+            let count = thread.held.ready(before_tsc);
+            if let Some(target) = targets.get(thread.target).filter(|_| count > 0) {
+                self.thread(target, thread, count);
+                released.hits += count as u64;
+                released.bytes += thread.held.remove(count);
+            }
+        });
+        if released.hits > 0 {
+            self.output.record(|w| w.finished_round());
+        }
+        self.output.flush();
+        released
+    }
+
+    /// Tells what was lost and torn since the last call; returns what the target lost.
+    pub fn losses(&mut self, target: &mut Target) -> u64 {
+        let ns = self.output.conv().tsc_to_ns(self.latest_tsc);
+        let no_ring = target.take_lost_no_ring();
+        if no_ring > 0 {
+            self.output.record(|w| w.lost(no_ring, NO_CPU, ns));
+        }
+        let mut all = no_ring;
+        for ring in &mut target.rings {
+            let cpu = u32::from(ring.index);
+            let lost = ring.reader.take_lost();
+            if lost > 0 {
+                self.output.record(|w| w.lost(lost, cpu, ns));
+            }
+            let torn = std::mem::take(&mut ring.torn);
+            if torn > 0 {
+                self.output.record(|w| w.torn(torn, cpu, ns));
+            }
+            all = all.wrapping_add(lost);
+        }
+        all
+    }
+
+    /// `mapping` without its time: it is put where the file is by now.
+    pub fn mapping(&mut self, mapping: &Mmap2<'_>) {
+        let ns = self.output.conv().tsc_to_ns(self.latest_tsc);
+        self.output.record(|w| w.mmap2(&Mmap2 { ns, ..mapping.clone() }));
+    }
+
+    /// Writes the first `count` hits of a thread.
+    fn thread(&mut self, target: &Target, thread: &mut Thread, count: usize) {
+        let conv = self.output.conv();
+        let (pid, tid) = (thread.pid as u32, thread.tid as u32);
+        let (mut in_chunk, mut reference) = (0, 0);
+        let mut last_ip = LastIp::default();
+        self.chunk.clear();
+        for (entry, args) in thread.held.first(count) {
+            let tsc = entry.tsc.max(thread.written_tsc);
+            self.late += u64::from(tsc != entry.tsc);
+            thread.written_tsc = tsc;
+            let lead_ns = conv.tsc_to_ns(tsc).saturating_sub(SIDEBAND_LEAD_NS);
+            if let Some(comm) = thread.comm.take() {
+                self.output.record(|w| w.comm(pid, tid, &comm, lead_ns, false));
+            }
+            if thread.last_cpu != Some(entry.ring) {
+                thread.last_cpu = Some(entry.ring);
+                self.output.record(|w| w.switch_in(pid, tid, u32::from(entry.ring), lead_ns));
+            }
+            if self.chunk.is_empty() {
+                reference = tsc;
+                encode_psb_plus(&mut self.chunk, &mut last_ip, tsc);
+            }
+            // Records hold at most 255 arguments.
+            let header = header_word(entry.event_id, args.len() as u8);
+            let slots = target.stubs.slots(entry.event_id).unwrap_or(&[]);
+            encode_hit(&mut self.chunk, &mut last_ip, tsc, slots, header, args);
+            in_chunk += 1;
+            if let Some(tap) = &mut self.tap {
+                let (ns, cpu) = (conv.tsc_to_ns(tsc), i32::from(entry.ring));
+                let hit =
+                    TapHit { ns, pid: thread.pid, tid: thread.tid, cpu, event_id: entry.event_id, args: Vec::new() };
+                tap.push(hit, args);
+            }
+            if self.chunk.len() >= CHUNK_BYTES {
+                self.output.chunk(in_chunk, |w| w.auxtrace(tid, pid, &self.chunk, reference));
+                in_chunk = 0;
+                self.chunk.clear();
+            }
+        }
+        if in_chunk > 0 {
+            self.output.chunk(in_chunk, |w| w.auxtrace(tid, pid, &self.chunk, reference));
+        }
+        self.latest_tsc = self.latest_tsc.max(thread.written_tsc);
+    }
+}
