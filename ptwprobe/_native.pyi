@@ -1,6 +1,7 @@
 """The native core (Rust, ``ptwprobe/native``). Checked against the built module by ``tests/test_package.py``."""
 
-from typing import Literal, TypeAlias, final
+from os import PathLike
+from typing import Any, Literal, TypeAlias, final
 
 class NativeError(Exception):
     """``args`` is (kind, message, offset or None); ``kind`` is a stable word."""
@@ -78,6 +79,123 @@ class CodeMap:
     def unknown_jumps(self) -> list[int]: ...
     def bytes(self, vaddr: int, length: int) -> bytes:
         """Up to ``length`` bytes of code as in the file; fewer at the end of a section."""
+
+# ---- recording
+
+@final
+class RingMemory:
+    """The rings of one target over ``fd``, an empty memfd of its own (made with MFD_ALLOW_SEALING); sized, allocated,
+    sealed and mapped here. Layout: ``native/src/ring``. NativeError kind "ring".
+    """
+
+    def __new__(cls, fd: int, rings: int, ring_bits: int) -> RingMemory: ...
+    @staticmethod
+    def layout(rings: int, ring_bits: int) -> tuple[int, int]:
+        """(bytes of the control pages, bytes of the whole file)."""
+
+    @property
+    def control_len(self) -> int: ...
+    @property
+    def data_len(self) -> int:
+        """Bytes of one ring in the file; it takes twice as many of the address space."""
+
+    @property
+    def total_len(self) -> int: ...
+    @property
+    def load_gate_ptr(self) -> int:
+        """Address of the load-gate word in *our* address space, valid while this object lives."""
+
+    def lost_no_ring(self) -> int:
+        """Hits on a CPU that has no ring."""
+
+@final
+class RingTestWriter:
+    """What a stub does, for tests that have no patched program: maps the rings as a target and writes records."""
+
+    def __new__(cls, fd: int, rings: int, ring_bits: int) -> RingTestWriter: ...
+    def write(
+        self, ring: int, thread: int, event_id: int, args: list[int], *, faults: int = 0, tsc: int | None = None
+    ) -> bool:
+        """One record; False if it was counted as lost."""
+
+    def abandon(self, ring: int, nargs: int) -> bool:
+        """Reserve a record and never complete it, as a thread does that dies in a stub."""
+
+    def write_many(self, ring: int, thread: int, event_id: int, count: int, *, per_second: int = 0) -> int:
+        """``count`` records with the arguments (i, ~i), as fast as it goes if ``per_second`` is 0; how many were lost."""
+
+@final
+class Recorder:
+    """Drains the rings of all targets into a new perf.data, in a thread of its own, from ``start`` to ``stop``.
+
+    Calls wait for the end of a round (some ms at most) without the GIL. NativeError kinds: disk-full, write-error
+    (the file cannot be made), unknown-target, duplicate-target, bad-event, bad-build-id, stopped.
+    """
+
+    def __new__(cls, perf_data_path: str | PathLike[str], cmdline: list[str]) -> Recorder: ...
+    def add_event(self, event_id: int, nargs: int) -> None:
+        """Ids from 0x8000 up, at most 255 arguments."""
+
+    def add_target(self, pid: int, ring: RingMemory, comm: str) -> None:
+        """``comm`` names threads that are gone before they can be looked up."""
+
+    def add_stub(self, pid: int, event_id: int, slot_addrs: list[int]) -> None:
+        """The address of each word of the event in the stub, header first. Records without a stub are stray."""
+
+    def add_mapping(
+        self,
+        pid: int,
+        addr: int,
+        length: int,
+        file_offset: int,
+        dev_major: int,
+        dev_minor: int,
+        inode: int,
+        prot: int,
+        flags: int,
+        path: str | PathLike[str],
+        build_id_hex: str,
+    ) -> None:
+        """Executable memory of a target, as an MMAP2 record; ``build_id_hex`` may be ""."""
+
+    def set_thread(self, pid: int, fs_base: int, tid: int) -> None: ...
+    def keep_threads(self, tids: list[int] | None) -> None:
+        """Hits of other threads are counted as filtered; None keeps all."""
+
+    def start(self) -> None: ...
+    def stats(self) -> dict[str, Any]:
+        """Counts: hits (written), lost, torn, faults, filtered, stray, unknown_threads, late, broken_rings, bytes (of
+        perf.data), held (read, not written yet); and error: None or (kind, message), kind disk-full or write-error.
+
+        After an error the recording has stopped: the file is whole up to there, what comes later counts as lost.
+        """
+
+    def holes(self) -> list[tuple[int, int, int]]:
+        """(pid, ring, ns for which it has been blocked) of rings that wait for a record to be completed.
+
+        A hole reaches to what was reserved when it was first reported here.
+        """
+
+    def pass_hole(self, pid: int, ring: int) -> int:
+        """Give a hole up: every thread of the target was seen outside the stubs *after* ``holes`` reported it.
+
+        Returns the hits torn by it; 0 if it was completed meanwhile, or never reported.
+        """
+
+    def drop_target(self, pid: int) -> None:
+        """The last look at a target that writes no more: gone, or unpatched. Its holes are passed."""
+
+    def tap(self, capacity: int) -> None:
+        """Keep a copy of the newest ``capacity`` hits for ``take_hits``; the oldest go when it is full."""
+
+    def take_hits(self, max: int) -> list[tuple[int, int, int, int, int, list[int]]]:
+        """(ns of CLOCK_MONOTONIC, pid, tid, cpu, event id, arguments) of hits as they are written, oldest first."""
+
+    def stop(self) -> dict[str, Any]:
+        """Read all rings to their end, write everything, end the file; the final ``stats``. May be called again."""
+
+    def clock(self) -> tuple[int, int, int, int]:
+        """(shift, mult, zero, TSC in Hz): the factors of ``perf_event_mmap_page``; the final ones after ``stop``."""
 
 # ---- trace
 

@@ -32,13 +32,7 @@ impl Held {
     /// At most 255 arguments, as a record has.
     pub fn push(&mut self, tsc: u64, event_id: u16, ring: u16, args: &[u64]) {
         self.unsorted |= self.entries.last().is_some_and(|last| last.tsc > tsc);
-        self.entries.push(Entry {
-            tsc,
-            first_word: self.words.len() as u32,
-            event_id,
-            ring,
-            nargs: args.len() as u8,
-        });
+        self.entries.push(Entry { tsc, first_word: self.words.len() as u32, event_id, ring, nargs: args.len() as u8 });
         self.words.extend_from_slice(args);
     }
 

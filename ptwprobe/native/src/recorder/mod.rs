@@ -19,6 +19,7 @@ mod threads;
 
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use std::{fmt, io};
@@ -73,9 +74,15 @@ pub enum RecorderError {
     UnknownTarget(i32),
     DuplicateTarget(i32),
     /// Event ids of user-space probes go from 0x8000 up, and have at most 255 arguments.
-    Event { event_id: u16, nargs: usize },
+    Event {
+        event_id: u16,
+        nargs: usize,
+    },
     /// A stub has one address for each word of its event, header first.
-    Stub { event_id: u16, slots: usize },
+    Stub {
+        event_id: u16,
+        slots: usize,
+    },
     /// The recorder has been stopped.
     Stopped,
 }
@@ -121,25 +128,28 @@ fn output_error_kind(error: &io::Error) -> &'static str {
 
 type Job = Box<dyn FnOnce(&mut Core) + Send>;
 
+/// What is left of the thread: final counts, clock factors, rate of the counter in Hz.
+type Ended = (Stats, TimeConv, u64);
+
 /// The handle of the recorder's thread. Dropping it ends the recording as `stop` does.
 pub struct Recorder {
-    jobs: Option<Sender<Job>>,
-    thread: Option<JoinHandle<(Stats, TimeConv, u64)>>,
-    /// Known once it has ended.
-    last: (Stats, TimeConv, u64),
+    /// `None` once it was stopped.
+    jobs: Mutex<Option<Sender<Job>>>,
+    thread: Mutex<Option<JoinHandle<Ended>>>,
+    ended: Mutex<Ended>,
 }
 
 impl Recorder {
     /// Makes the file `perf_data` (which must not exist) and starts the thread; rings are looked at from `start` on.
     pub fn create(perf_data: &Path, command_line: Vec<String>) -> Result<Self, RecorderError> {
         let core = Core::create(perf_data, command_line).map_err(RecorderError::Create)?;
-        let last = (core.stats(), core.conv(), core.tsc_hz());
+        let ended = (core.stats(), core.conv(), core.tsc_hz());
         let (jobs, inbox) = mpsc::channel();
         let thread = thread::Builder::new()
             .name("ptwprobe-ring".into())
             .spawn(move || work(core, &inbox))
             .map_err(RecorderError::Create)?;
-        Ok(Recorder { jobs: Some(jobs), thread: Some(thread), last })
+        Ok(Recorder { jobs: Mutex::new(Some(jobs)), thread: Mutex::new(Some(thread)), ended: Mutex::new(ended) })
     }
 
     /// Does `job` between two rounds and waits for its result.
@@ -150,28 +160,38 @@ impl Recorder {
     {
         let (answer, result) = mpsc::sync_channel(1);
         let job: Job = Box::new(move |core| drop(answer.send(job(core))));
-        self.jobs.as_ref().ok_or(RecorderError::Stopped)?.send(job).map_err(|_| RecorderError::Stopped)?;
+        let jobs = lock(&self.jobs).clone().ok_or(RecorderError::Stopped)?;
+        jobs.send(job).map_err(|_| RecorderError::Stopped)?;
         result.recv().map_err(|_| RecorderError::Stopped)
     }
 
     /// What was counted so far, or in all once it was stopped.
     pub fn stats(&self) -> Stats {
-        self.call(|core| core.stats()).unwrap_or_else(|_| self.last.0.clone())
+        self.call(|core| core.stats()).unwrap_or_else(|_| lock(&self.ended).0.clone())
     }
 
     /// The clock's factors and the rate of the counter in Hz; the final ones once it was stopped.
     pub fn clock(&self) -> (TimeConv, u64) {
-        self.call(|core| (core.conv(), core.tsc_hz())).unwrap_or((self.last.1, self.last.2))
+        self.call(|core| (core.conv(), core.tsc_hz())).unwrap_or_else(|_| {
+            let ended = lock(&self.ended);
+            (ended.1, ended.2)
+        })
     }
 
     /// Reads all rings to their end, writes everything, ends the file and the thread.
-    pub fn stop(&mut self) -> Stats {
-        self.jobs = None;
-        if let Some(Ok(last)) = self.thread.take().map(JoinHandle::join) {
-            self.last = last;
+    pub fn stop(&self) -> Stats {
+        *lock(&self.jobs) = None;
+        let mut thread = lock(&self.thread);
+        if let Some(Ok(ended)) = thread.take().map(JoinHandle::join) {
+            *lock(&self.ended) = ended;
         }
-        self.last.0.clone()
+        lock(&self.ended).0.clone()
     }
+}
+
+/// Nothing is left half done under these locks, so one that a panic let go is as good as any.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for Recorder {
@@ -181,7 +201,7 @@ impl Drop for Recorder {
 }
 
 /// The thread: jobs and rounds in turn, until the last sender is gone.
-fn work(mut core: Core, inbox: &Receiver<Job>) -> (Stats, TimeConv, u64) {
+fn work(mut core: Core, inbox: &Receiver<Job>) -> Ended {
     raise_priority();
     let mut wait = Duration::ZERO;
     loop {

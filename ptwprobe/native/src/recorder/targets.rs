@@ -113,6 +113,10 @@ impl Target {
         let new = now.wrapping_sub(self.lost_no_ring);
         self.lost_no_ring = now;
         // A counter that runs backwards is the target's own doing.
-        if new > u64::MAX / 2 { 0 } else { new }
+        if new > u64::MAX / 2 {
+            0
+        } else {
+            new
+        }
     }
 }

@@ -3,9 +3,12 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::memory::Mapping;
 use super::*;
+use crate::clock;
 
 /// A target's view of the rings.
 #[derive(Debug)]
@@ -71,6 +74,29 @@ impl Writer {
     /// Completes the record.
     pub fn stamp(&self, at: Reservation) {
         self.record_word(at, 0).store(at.mark.0, Ordering::Release);
+    }
+
+    /// One whole record, as a stub writes it; false if it was counted as lost. `tsc`: now, if `None`.
+    pub fn write(&self, ring: u32, thread: u64, event_id: u16, faults: u32, tsc: Option<u64>, args: &[u64]) -> bool {
+        let Some(at) = self.reserve(ring, args.len()) else { return false };
+        self.fill(at, tsc.unwrap_or_else(clock::rdtsc), thread, event_id, faults, args);
+        self.stamp(at);
+        true
+    }
+
+    /// `count` records with the arguments (i, !i), `per_second` of them or (0) as fast as it goes; how many were lost.
+    pub fn write_many(&self, ring: u32, tid: u64, event_id: u16, count: u64, per_second: u64) -> u64 {
+        const BATCH: u64 = 1000;
+        let start = Instant::now();
+        let mut lost = 0;
+        for i in 0..count {
+            lost += u64::from(!self.write(ring, tid, event_id, 0, None, &[i, !i]));
+            if per_second > 0 && i % BATCH == 0 {
+                let due = Duration::from_nanos((u128::from(i) * 1_000_000_000 / u128::from(per_second)) as u64);
+                thread::sleep(due.saturating_sub(start.elapsed()));
+            }
+        }
+        lost
     }
 
     /// A control word of ring `ring`, which must exist.
