@@ -122,7 +122,7 @@ class RingTestWriter:
         """Reserve a record and never complete it, as a thread does that dies in a stub."""
 
     def write_many(self, ring: int, thread: int, event_id: int, count: int, *, per_second: int = 0) -> int:
-        """``count`` records with the arguments (i, ~i), as fast as it goes if ``per_second`` is 0; how many were lost."""
+        """``count`` records with the arguments (i, ~i), unpaced if ``per_second`` is 0. Returns how many were lost."""
 
 @final
 class Recorder:

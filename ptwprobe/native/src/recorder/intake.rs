@@ -3,7 +3,7 @@
 use super::hold::Held;
 use super::identity::Identity;
 use super::targets::Stubs;
-use super::threads::Threads;
+use super::threads::{Known, Threads};
 use super::Stats;
 use crate::clock;
 use crate::ring::Record;
@@ -16,8 +16,8 @@ pub struct Intake<'a> {
     pub stubs: &'a Stubs,
     pub identity: &'a mut Identity,
     pub threads: &'a mut Threads,
-    /// The thread of the ring's last record: word, and place among the threads. Most records have the same.
-    pub last_thread: &'a mut Option<(u64, u32)>,
+    /// The thread word of the ring's last record, and what it stands for. Most records have the same.
+    pub last_thread: &'a mut Option<(u64, Known)>,
     pub counted: &'a mut Stats,
     pub held_bytes: &'a mut usize,
     /// No hit of the target is older.
@@ -35,7 +35,7 @@ impl Intake<'_> {
             Some(slots) if slots.len() == record.args.len() + 1 => {}
             _ => return self.counted.stray += 1,
         }
-        let place = self.place(record.thread);
+        let Known { place, certain } = self.thread(record.thread);
         let tsc = self.possible(record.tsc);
         let Some(thread) = self.threads.get(place) else { return self.counted.stray += 1 };
         if !thread.kept {
@@ -44,7 +44,7 @@ impl Intake<'_> {
         if self.failed {
             return self.counted.lost += 1;
         }
-        self.counted.unknown_threads += u64::from(!thread.certain);
+        self.counted.unknown_threads += u64::from(!certain);
         self.counted.faults += u64::from(record.faults.count_ones());
         self.counted.held += 1;
         *self.held_bytes += Held::cost(record.args.len());
@@ -53,13 +53,13 @@ impl Intake<'_> {
     }
 
     #[inline]
-    fn place(&mut self, word: u64) -> u32 {
+    fn thread(&mut self, word: u64) -> Known {
         match *self.last_thread {
-            Some((last, place)) if last == word => place,
+            Some((last, known)) if last == word => known,
             _ => {
-                let place = self.threads.find(self.target, self.identity, self.pid, word);
-                *self.last_thread = Some((word, place));
-                place
+                let known = self.threads.find(self.target, self.identity, self.pid, word);
+                *self.last_thread = Some((word, known));
+                known
             }
         }
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::identity::Identity;
+use super::threads::Known;
 use super::RecorderError;
-use crate::clock;
 use crate::ring::{Mark, Reader, RingMemory, MAX_ARGS};
 
 /// Ids below are the kernel's.
@@ -20,17 +20,17 @@ pub struct Ring {
     pub clear_tsc: u64,
     /// The hole at which the reader stands, and since when.
     pub hole: Option<(Mark, Instant)>,
-    /// The thread of the last record: word, and its place among the threads.
-    pub last_thread: Option<(u64, u32)>,
+    /// The thread word of the last record, and what it stands for.
+    pub last_thread: Option<(u64, Known)>,
     /// Counted, but not told in the file yet.
     pub torn: u64,
 }
 
 impl Ring {
-    fn new(memory: &Arc<RingMemory>, index: u32, now: u64) -> Option<Self> {
+    fn new(memory: &Arc<RingMemory>, index: u32, since_tsc: u64) -> Option<Self> {
         let reader = Reader::new(Arc::clone(memory), index)?;
         // A ring's number has 12 bits.
-        Some(Ring { index: index as u16, reader, clear_tsc: now, hole: None, last_thread: None, torn: 0 })
+        Some(Ring { index: index as u16, reader, clear_tsc: since_tsc, hole: None, last_thread: None, torn: 0 })
     }
 }
 
@@ -87,10 +87,10 @@ pub struct Target {
 
 impl Target {
     pub fn new(pid: i32, memory: Arc<RingMemory>, comm: Vec<u8>) -> Self {
-        let now = clock::rdtsc();
-        let rings = (0..memory.layout().rings).filter_map(|index| Ring::new(&memory, index, now)).collect();
+        let since_tsc = memory.created_tsc();
+        let rings = (0..memory.layout().rings).filter_map(|index| Ring::new(&memory, index, since_tsc)).collect();
         let identity = Identity::new(pid, comm);
-        Target { pid, identity, memory: Some(memory), rings, lost_no_ring: 0, since_tsc: now, stubs: Stubs::default() }
+        Target { pid, identity, memory: Some(memory), rings, lost_no_ring: 0, since_tsc, stubs: Stubs::default() }
     }
 
     pub fn is_live(&self) -> bool {

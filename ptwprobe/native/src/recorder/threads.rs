@@ -15,7 +15,6 @@ pub struct Thread {
     pub pid: i32,
     pub tid: i32,
     pub kept: bool,
-    pub certain: bool,
     /// Taken out when the thread's first hit is written.
     pub comm: Option<Vec<u8>>,
     pub held: Held,
@@ -37,10 +36,19 @@ impl Thread {
     }
 }
 
+/// What a thread word stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Known {
+    /// Place among the threads.
+    pub place: u32,
+    /// False where the process stands for a thread that could not be told.
+    pub certain: bool,
+}
+
 #[derive(Default)]
 pub struct Threads {
     list: Vec<Thread>,
-    by_word: HashMap<(usize, u64), u32>,
+    by_word: HashMap<(usize, u64), Known>,
     by_tid: HashMap<(usize, i32), u32>,
     /// Those with held hits.
     busy: Vec<u32>,
@@ -58,20 +66,19 @@ impl Threads {
     }
 
     /// The thread that target `target` calls `word`.
-    pub fn find(&mut self, target: usize, identity: &mut Identity, pid: i32, word: u64) -> u32 {
+    pub fn find(&mut self, target: usize, identity: &mut Identity, pid: i32, word: u64) -> Known {
         if let Some(&known) = self.by_word.get(&(target, word)) {
             return known;
         }
         let named = identity.name(word);
         let list = &mut self.list;
         let keep = &self.keep;
-        let index = *self.by_tid.entry((target, named.tid)).or_insert_with(|| {
+        let place = *self.by_tid.entry((target, named.tid)).or_insert_with(|| {
             list.push(Thread {
                 target,
                 pid,
                 tid: named.tid,
                 kept: keep.as_ref().is_none_or(|t| t.contains(&named.tid)),
-                certain: named.certain,
                 comm: Some(named.comm),
                 held: Held::default(),
                 last_cpu: None,
@@ -80,8 +87,9 @@ impl Threads {
             });
             (list.len() - 1) as u32
         });
-        self.by_word.insert((target, word), index);
-        index
+        let known = Known { place, certain: named.certain };
+        self.by_word.insert((target, word), known);
+        known
     }
 
     /// `word` has got another meaning.
@@ -90,16 +98,16 @@ impl Threads {
     }
 
     #[inline]
-    pub fn get(&mut self, index: u32) -> Option<&mut Thread> {
-        self.list.get_mut(index as usize)
+    pub fn get(&mut self, place: u32) -> Option<&mut Thread> {
+        self.list.get_mut(place as usize)
     }
 
-    /// Holds a hit of thread `index`.
+    /// Holds a hit of the thread at `place`.
     #[inline]
-    pub fn hold(&mut self, index: u32, tsc: u64, event_id: u16, ring: u16, args: &[u64]) {
-        let Some(thread) = self.list.get_mut(index as usize) else { return };
+    pub fn hold(&mut self, place: u32, tsc: u64, event_id: u16, ring: u16, args: &[u64]) {
+        let Some(thread) = self.list.get_mut(place as usize) else { return };
         if thread.held.is_empty() {
-            self.busy.push(index);
+            self.busy.push(place);
             thread.held = self.pool.take();
         }
         thread.held.push(tsc, event_id, ring, args);

@@ -7,6 +7,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::*;
+use crate::clock;
 
 /// The ring could not be made.
 #[derive(Debug)]
@@ -114,6 +115,7 @@ impl Drop for Mapping {
 #[derive(Debug)]
 pub struct RingMemory {
     layout: Layout,
+    created_tsc: u64,
     /// Where each ring starts; the copy in the control block is the target's to spoil.
     starts: Vec<Mark>,
     control: Mapping,
@@ -135,7 +137,7 @@ impl RingMemory {
             .collect::<Result<_, _>>()?;
         let starts =
             (0..rings).map(|_| Ok(Mark::start(random_word()?, ring_bits))).collect::<Result<_, RingError>>()?;
-        let memory = RingMemory { layout, starts, control, data };
+        let memory = RingMemory { layout, created_tsc: clock::rdtsc(), starts, control, data };
         memory.write_header();
         Ok(memory)
     }
@@ -153,6 +155,11 @@ impl RingMemory {
 
     pub fn layout(&self) -> Layout {
         self.layout
+    }
+
+    /// When it was made: no record is older.
+    pub fn created_tsc(&self) -> u64 {
+        self.created_tsc
     }
 
     /// Hits on a CPU that has no ring, as the stubs count them.
