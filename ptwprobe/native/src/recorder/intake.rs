@@ -22,7 +22,7 @@ pub struct Intake<'a> {
     pub held_bytes: &'a mut usize,
     /// No hit of the target is older.
     pub since_tsc: u64,
-    /// Some time before now.
+    /// Some time from `since_tsc` to now.
     pub now_tsc: u64,
     /// Nothing can be written any more: count only.
     pub failed: bool,
@@ -70,6 +70,6 @@ impl Intake<'_> {
         if tsc > self.now_tsc {
             self.now_tsc = clock::rdtsc();
         }
-        tsc.clamp(self.since_tsc.min(self.now_tsc), self.now_tsc)
+        tsc.min(self.now_tsc).max(self.since_tsc)
     }
 }

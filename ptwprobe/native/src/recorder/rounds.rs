@@ -323,7 +323,7 @@ impl Core {
             counted: &mut self.counted,
             held_bytes: &mut self.held_bytes,
             since_tsc: target.since_tsc,
-            now_tsc: 0,
+            now_tsc: target.since_tsc,
             failed: self.emitter.output.error().is_some(),
         };
         let drained = reader.drain(&mut |record| intake.take(record));
