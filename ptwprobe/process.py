@@ -33,8 +33,8 @@ PERMISSION_HINT = "run as root, with CAP_SYS_PTRACE, or as the target's user whe
 class Mapping:
     """One line of ``/proc/PID/maps``: runtime addresses ``[start, end)``, ``offset`` in bytes into the file.
 
-    ``path`` is as the target sees it, unescaped and without " (deleted)"; "" for anonymous memory, "[vdso]" and the
-    like for what the kernel names. ``device`` is as ``os.makedev`` makes it.
+    ``path`` is unescaped and without " (deleted)", as the target sees it (for a target in a mere chroot: as we see it);
+    "" for anonymous memory, "[vdso]" and the like for what the kernel names. ``device`` is as ``os.makedev`` makes it.
     """
 
     start: int
@@ -117,7 +117,7 @@ class Process:
 
     @property
     def exe(self) -> str:
-        """Path of the program as the target sees it, without " (deleted)"; "" where it cannot be read."""
+        """Path of the program as the target sees it, without " (deleted)"."""
         with self._guard("exe"):
             path = str(self._proc("exe").readlink())
         return path.removesuffix(_DELETED)
@@ -170,23 +170,18 @@ class Process:
         exact = self._proc(f"map_files/{mapping.start:x}-{mapping.end:x}")
         if _readable_file(exact):
             return str(exact)
-        by_name = self.root_path(mapping.path)
-        try:
-            found = Path(by_name).stat()
-        except OSError:
-            found = None
-        if found and _same_file(found, mapping):
-            return by_name
+        # A target in its own mount namespace shows its own paths, one in a mere chroot ours.
+        by_name = [self.root_path(mapping.path), mapping.path]
+        for path in by_name:
+            if _leads_to(Path(path), mapping):
+                return path
         # Without the right to follow map_files, exe still leads to the program itself.
         program = self._proc("exe")
-        try:
-            if _same_file(program.stat(), mapping):
-                return str(program)
-        except OSError:
-            pass
+        if _leads_to(program, mapping):
+            return str(program)
         if not self.exists:
             raise self._gone()
-        if found and not mapping.deleted:
+        if not mapping.deleted and any(Path(path).exists() for path in by_name):
             raise RefusedError(
                 RefusalReason.IDENTITY_CHANGED,
                 f"process {self.pid}: {mapping.path} is not the file that is mapped (inode {mapping.inode})",
@@ -321,6 +316,10 @@ class Process:
         try:
             yield
         except (FileNotFoundError, ProcessLookupError):
+            if what == "exe" and self.exists:
+                raise UnsupportedError(
+                    f"process {self.pid} runs no program of its own", "kernel threads have no code to probe"
+                ) from None
             raise self._gone() from None
         except PermissionError:
             raise self._denied(what) from None
@@ -340,5 +339,9 @@ def _readable_file(path: Path) -> bool:
         return False
 
 
-def _same_file(found: os.stat_result, mapping: Mapping) -> bool:
+def _leads_to(path: Path, mapping: Mapping) -> bool:
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return False
     return (found.st_dev, found.st_ino) == (mapping.device, mapping.inode)

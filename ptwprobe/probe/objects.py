@@ -32,6 +32,7 @@ from ptwprobe.process import Mapping, Process
 
 _T = TypeVar("_T")
 _NO_RANK = 9
+_MAX_TABLES = 128
 # What may follow the start of a name, best first.
 _STARTS = (re.compile(r"\.so(\.|$)"), re.compile(r"-[\d.]+\.so$"), re.compile(r"[.]"), re.compile(r"-"))
 
@@ -53,14 +54,17 @@ class Loaded:
         return _symbols(self.elf, self.file.path, self.root)
 
 
-_tables: dict[tuple[str, int, int, int, str], SymbolTable] = {}
+_tables: dict[tuple[object, ...], SymbolTable] = {}
 
 
 def _symbols(elf: ElfFile, path: str, root: str) -> SymbolTable:
-    """The symbols of a file; parsed once for a build id, however many processes have it mapped."""
-    key = (elf.build_id, elf.size, *((0, 0) if elf.build_id else (elf.device, elf.inode)), root)
+    """The symbols of a file; read once for a build id, however many processes have it mapped."""
+    # The target's file system may have debug files that ours has not.
+    file_system = Path(root or "/").stat()
+    identity = (elf.build_id,) if elf.build_id else (elf.device, elf.inode)
+    key = (*identity, elf.size, len(elf.sections), file_system.st_dev, file_system.st_ino)
     if key not in _tables:
-        if len(_tables) >= 128:
+        if len(_tables) >= _MAX_TABLES:
             _tables.clear()
         _tables[key] = symbol_table(elf, path, root)
     return _tables[key]
@@ -231,7 +235,14 @@ def find_objects(process: Process, obj: str | None) -> list[Loaded]:
     if len(chosen) > 1 and not GLOB.search(obj or ""):
         paths = ", ".join(m.path for m in chosen)
         raise ResolveError(f"{obj!r} may be any of {len(chosen)} objects", f"say which by its path: {paths}")
-    out = [loaded for mapped in chosen for loaded in mapped.open()]
+    out: list[Loaded] = []
+    for mapped in chosen:
+        try:
+            out.extend(mapped.open())
+        except (InputError, UnsupportedError):
+            # A glob may take in files that are mapped for something else.
+            if len(chosen) == 1:
+                raise
     if not out:
         raise ResolveError(
             f"process {process.pid} maps {chosen[0].path}, but not as a program or library is loaded",

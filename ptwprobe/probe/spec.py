@@ -21,11 +21,11 @@ _WHERE_HINT = "write FUNC, OBJ:FUNC+0xOFF or OBJ:0xFILEOFFSET"
 _QUOTED = "\x01"
 """Stands in a masked text for every character that was quoted; no text contains it."""
 _MAX_OFFSET = (1 << 63) - 1
-_TRACEFS_LINE = re.compile(r"(p|r|ptw)(\d*)(:\S*)?(?=\s|$)")
+_TRACEFS_LINE = re.compile(r"(p|ptw|r\d*)(:\S*)?(?=\s|$)", re.ASCII)
 _SUFFIX = re.compile(r"%([A-Za-z_]*)$")
 _PLAIN_FUNCTION = re.compile(r"[A-Za-z_*?][\w.*?]*(::~?[A-Za-z_*?][\w.*?]*)*", re.ASCII)
 _PLAIN_OBJECT = re.compile(r"(\.{0,2}/)?[A-Za-z_*?0-9][\w.+*?/-]*", re.ASCII)
-_RESERVED_OBJECTS = frozenset({"p", "r", "ptw", "usdt"})
+_RESERVED = re.compile(r"p|ptw|usdt|r\d*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def parse(text: str) -> Probe:
     if start == len(text):
         raise ProbeSyntaxError(text, start, "an empty probe", _WHERE_HINT)
     line = _TRACEFS_LINE.match(text, start)
-    if line and (line[3] or re.match(r"\s+\S*/\S*:", text[line.end() :])):
+    if line and (line[2] or re.match(r"\s+\S*/\S*:", text[line.end() :])):
         return _parse_tracefs(text, line)
     if text.startswith("-:", start):
         raise ProbeSyntaxError(text, start, "this removes an event, it is no probe", _WHERE_HINT)
@@ -207,11 +207,9 @@ def _function_name(word: _Word) -> str:
 
 
 def _parse_tracefs(text: str, line: re.Match[str]) -> Probe:
-    if line[1] == "r":
+    if line[1].startswith("r"):
         raise ProbeSyntaxError(text, line.start(), f"a return probe (r:) {_NOT_YET}", "probe the function's entry: p:")
-    if line[2]:
-        raise ProbeSyntaxError(text, line.start(2), "a number does not belong here", "write p:NAME or ptw:NAME")
-    group, name = _tracefs_event(text, line.start(3) + 1, line.end(3)) if line[3] else (None, None)
+    group, name = _tracefs_event(text, line.start(2) + 1, line.end(2)) if line[2] else (None, None)
     place = re.compile(r"\s*(\S*)").match(text, line.end())
     assert place is not None
     start, end = place.span(1)
@@ -267,15 +265,17 @@ def format(probe: Probe) -> str:
     words += f"{probe.name}=" if probe.name else ""
     if where.obj is not None:
         # A leading "IDENT/" would be read as a group.
-        special = where.obj in _RESERVED_OBJECTS or re.match(r"[A-Za-z_]\w*/", where.obj)
+        special = _RESERVED.fullmatch(where.obj) or re.match(r"[A-Za-z_]\w*/", where.obj)
         plain = _PLAIN_OBJECT.fullmatch(where.obj) and not special
         words += (where.obj if plain else _quote(where.obj)) + ":"
     if where.file_offset is not None:
         words += f"{where.file_offset:#x}"
     else:
         function = where.function or ""
-        reserved = not where.obj and function in _RESERVED_OBJECTS
-        words += function if _PLAIN_FUNCTION.fullmatch(function) and not reserved else _quote(function)
+        special = not where.obj and _RESERVED.fullmatch(function)
+        # What follows "operator" would be read as part of its name.
+        plain = _PLAIN_FUNCTION.fullmatch(function) and not special and not function.endswith("operator")
+        words += function if plain else _quote(function)
         words += f"+{where.offset:#x}" if where.offset else ""
     words += "" if probe.paced else "%nopace"
     return " ".join([words, *(format_argument(argument) for argument in probe.arguments)])

@@ -27,10 +27,16 @@ _STB_LOCAL, _STB_WEAK = 0, 2
 _SHN_UNDEF, _SHN_ABS = 0, 0xFFF1
 _NOT_HERE = frozenset({_SHN_UNDEF, _SHN_ABS})
 _VERSYM_HIDDEN = 0x8000
+_MAX_COMPARED = 5_000
 _COLD = re.compile(r"\.cold(\.\d+)?$")
 _CLONE = re.compile(r"\.(part|isra|constprop)\.\d+")
 # A static function keeps its signature under these names (LTO and ThinLTO make them unique).
 _PRIVATISED = re.compile(r"(\.lto_priv\.\d+|\.llvm\.\d+|\.localalias)+$")
+# The Itanium ABI's abbreviations: demanglers differ in whether they spell them out.
+_STD_CLASS = re.compile(
+    r"std::(?:basic_)?(string|istream|ostream|iostream)(?:<char,std::char_traits<char>(?:,std::allocator<char>)?>)?"
+    r"(?:(::~?)basic_\1)?"
+)
 GLOB = re.compile(r"[*?\[]")
 
 
@@ -133,18 +139,17 @@ class SymbolTable:
     def containing(self, vaddr: int) -> Symbol | None:
         """The function whose bounds hold ``vaddr``, by its best name."""
         index = bisect_right(self._starts, vaddr)
-        if index == 0:
-            return None
-        for symbol in self.at(self._starts[index - 1]):
+        # A few steps back: a function may have other entries inside, whose sizes end before it does.
+        for symbol in reversed(self.functions[max(index - 16, 0) : index]):
             if vaddr < symbol.vaddr + self.size(symbol):
-                return symbol
+                return self.at(symbol.vaddr)[0]
         return None
 
     def size(self, symbol: Symbol) -> int:
         """The symbol's size in bytes; where the table does not say it, up to the next function or the section's end."""
-        if symbol.size:
-            return symbol.size
         end = self._elf.code_end(symbol.vaddr)
+        if symbol.size:
+            return max(min(symbol.size, end - symbol.vaddr), 0)
         index = bisect_right(self._starts, symbol.vaddr)
         if index < len(self._starts):
             end = min(end, self._starts[index])
@@ -179,8 +184,8 @@ class SymbolTable:
         if not found and any(pattern.encode() + b"." in table.strings for table in self._tables):
             found = [s for s in self.functions if s.name.startswith(pattern) and _PRIVATISED.sub("", s.name) == pattern]
         if not found:
-            wanted = _squeeze(pattern)
-            same = {raw for raw, both in self._demangled.items() if wanted in (_squeeze(both[0]), _squeeze(both[1]))}
+            wanted = squeeze(pattern)
+            same = {raw for raw, both in self._demangled.items() if wanted in (squeeze(both[0]), squeeze(both[1]))}
             found = [symbol for symbol in self.functions if symbol.name in same]
         is_glob = not found and bool(GLOB.search(pattern))
         if is_glob:
@@ -198,13 +203,17 @@ class SymbolTable:
         clones = [s.name for s in self.functions if s.name.startswith(pattern) and _CLONE.match(s.name, len(pattern))]
         plain = {both[1] for both in self._demangled.values()}
         plain.update(symbol.name for symbol in self.functions if symbol.name not in self._demangled)
-        # Comparing with very many names takes long; those of about the same length are the likely ones.
-        likely = [name for name in plain if abs(len(name) - len(pattern)) <= 3][:20_000]
+        # Comparing takes long; names of about the same length are the likely ones.
+        likely = [name for name in plain if abs(len(name) - len(pattern)) <= 3][:_MAX_COMPARED]
         return [*clones[:count], *difflib.get_close_matches(pattern, likely, count)][:count]
 
 
-def _squeeze(name: str) -> str:
-    return name.replace(" ", "")
+def squeeze(name: str) -> str:
+    """A C++ name for comparison: white space and the long forms of std::string and the streams do not matter."""
+    name = name.replace(" ", "")
+    if "basic_" not in name:
+        return name
+    return _STD_CLASS.sub(lambda found: f"std::{found[1]}" + (f"{found[2]}{found[1]}" if found[2] else ""), name)
 
 
 def _by_quality(symbol: Symbol) -> tuple[bool, bool, bool, int, str]:

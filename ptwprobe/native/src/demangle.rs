@@ -67,10 +67,18 @@ fn cpp(name: &str) -> Option<Demangled> {
         }
         Some(out.0)
     };
-    Some(Demangled {
-        full: print(DemangleOptions::new())?,
-        plain: print(DemangleOptions::new().no_params().no_return_type())?,
-    })
+    let full = print(DemangleOptions::new())?;
+    // Thunks and other special names have no parameter list of their own.
+    let special = mangled.starts_with("_ZT") || mangled.starts_with("_ZG");
+    let plain = if special {
+        full.clone()
+    } else {
+        // The ref-qualifier of a member function goes with its parameters.
+        let name = print(DemangleOptions::new().no_params().no_return_type())?;
+        let name = name.strip_suffix(" &&").or_else(|| name.strip_suffix(" &")).unwrap_or(&name);
+        name.to_owned()
+    };
+    Some(Demangled { full, plain })
 }
 
 #[cfg(test)]
@@ -89,7 +97,14 @@ mod tests {
     fn cpp_with_and_without_parameters() {
         assert_eq!(both("_ZN3foo3barEiPKc"), pair("foo::bar(int, char const*)", "foo::bar"));
         assert_eq!(both("_ZNK3foo3barEv"), pair("foo::bar() const", "foo::bar"));
+        assert_eq!(both("_ZNKR3foo3barEv"), pair("foo::bar() const &", "foo::bar"));
         assert_eq!(both("_ZN3fooplERKS_"), pair("foo::operator+(foo const&)", "foo::operator+"));
+    }
+
+    #[test]
+    fn thunks_are_told_by_their_kind() {
+        let thunk = "{virtual override thunk({offset(-16)}, A::f())}";
+        assert_eq!(both("_ZThn16_N1A1fEv"), pair(thunk, thunk));
     }
 
     #[test]

@@ -1,0 +1,85 @@
+"""ELF files that are no ELF files, for other machines, or malformed on purpose: only our own errors come out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ptwprobe.errors import InputError, PtwprobeError, UnsupportedError
+from ptwprobe.probe.debugfile import symbol_table
+from ptwprobe.probe.dynamic import relocations, soname
+from ptwprobe.probe.elffile import ElfFile
+from tests.elf_builds import add_mini_debuginfo, compiled
+from tests.test_elf_debugfile import SECRET
+
+PROGRAM = Path("/proc/self/exe")
+
+
+def test_what_is_no_elf_file_is_told(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for path in (fifo, tmp_path, tmp_path / "absent", Path("/dev/zero"), Path("a\0b")):
+        with pytest.raises(InputError):
+            ElfFile(str(path))
+    text = tmp_path / "text"
+    text.write_text("#!/bin/sh\n" * 20)
+    with pytest.raises(InputError, match="no ELF file"):
+        ElfFile(str(text))
+
+
+def test_other_machines_are_unsupported() -> None:
+    data = bytearray(PROGRAM.read_bytes()[:4096])
+    for offset, value, word in ((4, 1, "32-bit"), (18, 183, "183")):
+        changed = bytearray(data)
+        changed[offset] = value
+        with pytest.raises(UnsupportedError, match=word):
+            ElfFile("", "x", bytes(changed))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("small")
+    binary = compiled(folder / "libsmall.so", SECRET, "-shared", "-fPIC", "-nostdlib", "-Wl,--build-id")
+    add_mini_debuginfo(binary)
+    return binary.read_bytes()
+
+
+def use_everything(data: bytes) -> None:
+    elf = ElfFile("", "x", data)
+    assert len(elf.build_id) <= 128
+    soname(elf)
+    list(relocations(elf))
+    table = symbol_table(elf)
+    for symbol in table.find("*")[0]:
+        table.size(symbol)
+        elf.code(symbol.vaddr, 16)
+    table.find("seen")
+    table.near("sen")
+
+
+@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_changed_bytes_raise_our_errors_only(small: bytes, data: st.DataObject) -> None:
+    changed = bytearray(small)
+    headers = range(len(small) - 64 * 20, len(small))
+    positions = st.one_of(
+        st.integers(16, 63), st.sampled_from(headers), st.integers(64, 512), st.integers(0, len(small) - 1)
+    )
+    for _ in range(data.draw(st.integers(1, 6))):
+        changed[data.draw(positions)] = data.draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255))
+    try:
+        use_everything(bytes(changed))
+    except PtwprobeError as error:
+        assert error.hint
+
+
+def test_a_file_cut_off_anywhere_raises_our_errors_only(small: bytes) -> None:
+    for size in range(0, len(small), 97):
+        try:
+            use_everything(small[:size])
+        except PtwprobeError as error:
+            assert error.hint
