@@ -264,17 +264,12 @@ def format(probe: Probe) -> str:
     words = f"{probe.group}/" if probe.group else ""
     words += f"{probe.name}=" if probe.name else ""
     if where.obj is not None:
-        # A leading "IDENT/" would be read as a group.
-        special = _RESERVED.fullmatch(where.obj) or re.match(r"[A-Za-z_]\w*/", where.obj)
-        plain = _PLAIN_OBJECT.fullmatch(where.obj) and not special
-        words += (where.obj if plain else _quote(where.obj)) + ":"
+        words += (where.obj if _is_plain_object(where.obj) else _quote(where.obj)) + ":"
     if where.file_offset is not None:
         words += f"{where.file_offset:#x}"
     else:
         function = where.function or ""
-        special = not where.obj and _RESERVED.fullmatch(function)
-        # What follows "operator" would be read as part of its name.
-        plain = _PLAIN_FUNCTION.fullmatch(function) and not special and not function.endswith("operator")
+        plain = _is_plain_function(function) and not (where.obj is None and _RESERVED.fullmatch(function))
         words += function if plain else _quote(function)
         words += f"+{where.offset:#x}" if where.offset else ""
     words += "" if probe.paced else "%nopace"
@@ -283,3 +278,13 @@ def format(probe: Probe) -> str:
 
 def _quote(name: str) -> str:
     return "'" + name.replace("'", "''") + "'"
+
+
+def _is_plain_object(obj: str) -> bool:
+    """Whether it needs no quotes. A leading "IDENT/" would be read as a group."""
+    return bool(_PLAIN_OBJECT.fullmatch(obj)) and not _RESERVED.fullmatch(obj) and not re.match(r"[A-Za-z_]\w*/", obj)
+
+
+def _is_plain_function(function: str) -> bool:
+    """Whether it needs no quotes. What follows "operator" would be read as part of its name."""
+    return bool(_PLAIN_FUNCTION.fullmatch(function)) and not function.endswith("operator")
