@@ -344,4 +344,6 @@ def _leads_to(path: Path, mapping: Mapping) -> bool:
         found = path.stat()
     except (OSError, ValueError):
         return False
-    return (found.st_dev, found.st_ino) == (mapping.device, mapping.inode)
+    # btrfs and overlayfs tell stat() another device than they show in maps, one without a major number.
+    same_device = found.st_dev == mapping.device or os.major(found.st_dev) == os.major(mapping.device) == 0
+    return same_device and found.st_ino == mapping.inode

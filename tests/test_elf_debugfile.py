@@ -62,6 +62,17 @@ def test_separate_debug_file_by_build_id(secret: Path, debug_root: Path) -> None
     assert hidden(secret) == []
 
 
+def test_separate_debug_file_in_the_targets_file_system_comes_first(secret: Path, debug_root: Path) -> None:
+    root, identity = secret.parent / "root", build_id(secret)
+    expected = nm(secret)["hidden_one"]
+    place = Path(f"{root}{debug_root}/.build-id/{identity[:2]}/{identity[2:]}.debug")
+    place.parent.mkdir(parents=True)
+    split_debug(secret, place)
+    table = symbol_table(ElfFile(str(secret)), "/inside/libsecret.so", str(root))
+    assert [s.vaddr for s in found(table, "hidden_one")] == expected
+    assert hidden(secret) == []
+
+
 @pytest.mark.parametrize("folder", [".", ".debug", "root"])
 def test_separate_debug_file_by_debuglink(secret: Path, debug_root: Path, folder: str) -> None:
     run("objcopy", "--remove-section=.note.gnu.build-id", secret)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from ptwprobe.errors import InputError, PtwprobeError, UnsupportedError
 from ptwprobe.probe.debugfile import symbol_table
 from ptwprobe.probe.dynamic import relocations, soname
 from ptwprobe.probe.elffile import ElfFile
+from ptwprobe.probe.symbols import SymbolTable, Table
 from tests.elf_builds import add_mini_debuginfo, compiled
 from tests.test_elf_debugfile import SECRET
 
@@ -83,3 +85,13 @@ def test_a_file_cut_off_anywhere_raises_our_errors_only(small: bytes) -> None:
             use_everything(small[:size])
         except PtwprobeError as error:
             assert error.hint
+
+
+def test_names_that_share_their_bytes_do_not_take_memory_without_bound() -> None:
+    strings = b"\0" + b"n" * 65_000 + b"\0"
+    row = struct.Struct("<IBBHQQ")
+    rows = b"".join(row.pack(1 + i % 60_000, 0x12, 0, 1, 0x1000 + i, 1) for i in range(20_000))
+    elf = ElfFile("/proc/self/exe")
+    with pytest.raises(InputError, match="symbol table"):
+        SymbolTable(elf, [Table(rows, strings)]).find("*")
+    assert SymbolTable(elf, [Table(rows, strings)]).named("nope") == []

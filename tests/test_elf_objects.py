@@ -228,3 +228,31 @@ def _is_kernel_thread(folder: Path) -> bool:
         return not (folder / "cmdline").read_bytes() and "Kthread:\t1" in (folder / "status").read_text()
     except OSError:
         return False
+
+
+UNPRIVILEGED = """
+import os, subprocess, time
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+child = subprocess.Popen(["/bin/sleep", "60"])
+try:
+    process = Process(child.pid)
+    while not any("libc.so" in m.path and m.executable for m in process.maps()):
+        time.sleep(0.01)
+    [site] = resolve(parse("libc:getpid $arg1"), process)
+    assert "/root/" in site.object.open_path, site
+    assert site.object.build_id
+finally:
+    child.kill()
+    child.wait()
+"""
+
+
+@pytest.mark.needs("root")
+def test_a_user_resolves_in_a_process_of_their_own() -> None:
+    # Imported before rights are dropped: the package may lie in a private folder.
+    imports = (
+        "import keyword, ptwprobe.process, encodings.idna\n"
+        "from ptwprobe.probe.elf import resolve\nfrom ptwprobe.probe.spec import parse\n"
+        "from ptwprobe.process import Process\nresolve(parse('libc:getpid'), Process(__import__('os').getpid()))\n"
+    )
+    run(sys.executable, "-c", imports + UNPRIVILEGED)

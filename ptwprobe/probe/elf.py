@@ -175,7 +175,7 @@ def _implementations(loaded: Loaded, symbol: Symbol, process: Process | None) ->
             "name a process (-p PID), or an implementation by its own name",
         )
     places = []
-    for vaddr in implementations(process, loaded, symbol, loaded_objects(process)):
+    for vaddr in implementations(process, loaded, symbol, lambda: loaded_objects(process)):
         inner = next(iter(loaded.symbols.at(vaddr)), None)
         if inner:
             places.append(_place(loaded, inner, symbol.name))

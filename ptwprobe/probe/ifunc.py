@@ -5,7 +5,7 @@ An IFUNC symbol's own address is its resolver, which runs once at load time; a p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 
 from ptwprobe.errors import PermissionDeniedError, ResolveError
 from ptwprobe.probe.dynamic import irelative_words, symbol_words
@@ -14,8 +14,11 @@ from ptwprobe.probe.symbols import Symbol
 from ptwprobe.process import Process
 
 
-def implementations(process: Process, owner: Loaded, symbol: Symbol, loaded: Iterable[Loaded]) -> list[int]:
-    """vaddrs in ``owner`` of the implementations that ``symbol`` is bound to, out of all ``loaded`` objects.
+def implementations(
+    process: Process, owner: Loaded, symbol: Symbol, all_loaded: Callable[[], list[Loaded]]
+) -> list[int]:
+    """vaddrs in ``owner`` of the implementations that ``symbol`` is bound to, by ``owner`` itself or else by any of
+    ``all_loaded()``.
 
     Raises:
         ResolveError: nothing in the process has bound it.
@@ -29,7 +32,7 @@ def implementations(process: Process, owner: Loaded, symbol: Symbol, loaded: Ite
         names = {alias.name for alias in owner.symbols.at(symbol.vaddr)}
         found = {
             vaddr
-            for other in loaded
+            for other in all_loaded()
             for word in symbol_words(other.elf, names)
             if (vaddr := _bound(process, owner, other, word, symbol)) is not None
         }

@@ -216,10 +216,10 @@ def find_objects(process: Process, obj: str | None) -> list[Loaded]:
         ResolveError: nothing loaded is called that, or several files are and ``obj`` is no glob.
     """
     files = mapped_files(process)
-    if not files:
-        raise ResolveError(f"process {process.pid} has no program mapped", "kernel threads and zombies have no code")
     if obj is None:
-        chosen = files[:1]
+        chosen = [m for m in files if m.is_program]
+        if not chosen:
+            raise ResolveError(f"process {process.pid} has no program mapped", "name an object: OBJ:FUNC")
     elif "/" in obj:
         chosen = [m for m in files if m.path == obj or _is_at(m, obj)] or _glob(files, obj, [m.path for m in files])
     else:

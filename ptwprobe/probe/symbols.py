@@ -28,6 +28,9 @@ _SHN_UNDEF, _SHN_ABS = 0, 0xFFF1
 _NOT_HERE = frozenset({_SHN_UNDEF, _SHN_ABS})
 _VERSYM_HIDDEN = 0x8000
 _MAX_COMPARED = 5_000
+_MAX_FUNCTIONS = 4_000_000
+_MAX_NAMES = 256 << 20
+"""Bytes of all function names of one table: rows may share and overlap their strings without end."""
 _COLD = re.compile(r"\.cold(\.\d+)?$")
 _CLONE = re.compile(r"\.(part|isra|constprop)\.\d+")
 # A static function keeps its signature under these names (LTO and ThinLTO make them unique).
@@ -104,7 +107,7 @@ class SymbolTable:
         """The functions of ``table``; with ``offsets`` only those whose name stands at one of them."""
         version_names = dict(table.version_names)
         rows = memoryview(table.rows)[: len(table.rows) - len(table.rows) % _ROW.size]
-        source_offset = 0
+        source_offset = count = total = 0
         for index, (offset, info, _other, section, value, size) in enumerate(_ROW.iter_unpack(rows)):
             kind = info & 15
             if kind == _STT_FILE:
@@ -115,6 +118,11 @@ class SymbolTable:
             name, at, version = c_string(table.strings, offset).decode("utf-8", "surrogateescape").partition("@")
             if not name or (".cold" in name and _COLD.search(name)) or self._elf.is_plt(value):
                 continue
+            count, total = count + 1, total + len(name)
+            if count > _MAX_FUNCTIONS or total > _MAX_NAMES:
+                raise self._elf.malformed(
+                    0, f"a symbol table of more than {count - 1} functions, {total} bytes of names"
+                )
             hidden = bool(at) and not version.startswith("@")
             if 2 * index + 2 <= len(table.versions):
                 (word,) = struct.unpack_from("<H", table.versions, 2 * index)

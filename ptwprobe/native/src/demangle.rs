@@ -11,6 +11,8 @@ const MAX_MANGLED: usize = 16 * 1024;
 /// Substitutions can make a short name grow exponentially.
 const MAX_DEMANGLED: usize = 64 * 1024;
 const MAX_RECURSION: u32 = 128;
+/// What one call of `demangle_all` may return.
+const MAX_TOTAL: usize = 512 * 1024 * 1024;
 
 /// A demangled name: `full` with parameters, `plain` without them (and without return type).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +44,19 @@ pub fn demangle(name: &str) -> Option<Demangled> {
         return rust(name).or_else(|| cpp(name));
     }
     None
+}
+
+/// Demangles each of `names`; once the results take `MAX_TOTAL` bytes, the rest is left as it is.
+pub fn demangle_all(names: &[String]) -> Vec<Option<Demangled>> {
+    let mut total = 0;
+    names
+        .iter()
+        .map(|name| {
+            let found = if total < MAX_TOTAL { demangle(name) } else { None };
+            total += found.as_ref().map_or(0, |d| d.full.len() + d.plain.len());
+            found
+        })
+        .collect()
 }
 
 fn rust(name: &str) -> Option<Demangled> {

@@ -51,7 +51,8 @@ fn demangle(name: &str) -> Option<(String, String)> {
 
 #[pyfunction]
 fn demangle_all(py: Python<'_>, names: Vec<String>) -> Vec<Option<(String, String)>> {
-    py.detach(|| names.iter().map(|name| demangle(name)).collect())
+    let results = py.detach(|| names::demangle_all(&names));
+    results.into_iter().map(|found| found.map(|d| (d.full, d.plain))).collect()
 }
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
