@@ -89,7 +89,9 @@ def _displaced(layout: Layout, request: StubRequest) -> tuple[tuple[int, int], .
     start = layout.next_addr
     code, offsets = _native.relocate(request.displaced, request.site_addr, start)
     layout.raw(DISPLACED, code)
-    if not any(kind in _ENDS for _, _, kind in _native.decode(code, start)[-1:]):
+    # Asked of the original: the copy of a loop or jrcxz ends with a jump, and goes on all the same.
+    last = _native.decode(request.displaced[offsets[-1][0] :], request.site_addr)[0][2]
+    if last not in _ENDS:
         layout.add("jump_back", continue_addr=request.continue_addr)
     return tuple((old, start + new) for old, new in offsets)
 
