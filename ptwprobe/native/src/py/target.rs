@@ -1,5 +1,202 @@
+//! Live processes: the `Tracer` class.
+
+use std::time::Duration;
+
 use pyo3::prelude::*;
 
-pub fn register(_module: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+use super::native_error;
+use crate::tracee::{Arg, Call, Error, EventKind, Halt, Handle, Load, Site};
+
+fn raise(error: Error) -> PyErr {
+    native_error(error.kind, error.message, error.addr)
+}
+
+fn duration(timeout_ms: u64) -> Duration {
+    Duration::from_millis(timeout_ms)
+}
+
+#[derive(FromPyObject)]
+enum PyArg {
+    #[pyo3(transparent)]
+    Value(i128),
+    #[pyo3(transparent)]
+    Reference((i64, u64)),
+}
+
+impl From<PyArg> for Arg {
+    fn from(arg: PyArg) -> Arg {
+        match arg {
+            PyArg::Value(value) => Arg::Value(value as u64),
+            PyArg::Reference((index, add)) => match usize::try_from(index) {
+                Ok(index) => Arg::Result { index, add },
+                Err(_) => Arg::Scratch(add),
+            },
+        }
+    }
+}
+
+type PyCall = (i64, Vec<PyArg>);
+type PySite = (u64, Vec<u8>, Vec<u8>, u64, Vec<(u64, u64)>);
+type PyThread = (i32, u64, u64, u64, u64, u64);
+
+#[pyclass(frozen)]
+struct Tracer {
+    handle: Handle,
+}
+
+#[pymethods]
+impl Tracer {
+    #[new]
+    fn new(py: Python<'_>) -> PyResult<Self> {
+        let handle = py.detach(Handle::start).map_err(raise)?;
+        Ok(Tracer { handle })
+    }
+
+    #[getter]
+    fn pid(&self) -> i32 {
+        self.handle.owner_pid()
+    }
+
+    fn attach(&self, py: Python<'_>, pid: i32) -> PyResult<()> {
+        self.run(py, move |owner| owner.attach(pid))
+    }
+
+    fn detach(&self, py: Python<'_>, pid: i32) -> PyResult<()> {
+        self.run(py, move |owner| owner.detach(pid))
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.handle.end());
+    }
+
+    #[pyo3(signature = (pid, calls, scratch = None))]
+    fn remote(
+        &self,
+        py: Python<'_>,
+        pid: i32,
+        calls: Vec<PyCall>,
+        scratch: Option<Vec<u8>>,
+    ) -> PyResult<Vec<i64>> {
+        let call = |(number, args): PyCall| {
+            Call::new(number, &args.into_iter().map(Arg::from).collect::<Vec<_>>())
+        };
+        let calls: Vec<Call> = calls.into_iter().map(call).collect();
+        let mut scratch = scratch.unwrap_or_default();
+        self.run(py, move |owner| owner.remote(pid, &calls, &mut scratch))
+    }
+
+    #[pyo3(signature = (pid, sites, all_words = false))]
+    fn apply(
+        &self,
+        py: Python<'_>,
+        pid: i32,
+        sites: Vec<PySite>,
+        all_words: bool,
+    ) -> PyResult<u64> {
+        let site = |(addr, old, new, window_len, moves)| Site {
+            addr,
+            old,
+            new,
+            window_len,
+            moves,
+        };
+        let sites: Vec<Site> = sites.into_iter().map(site).collect();
+        self.run(py, move |owner| owner.apply(pid, &sites, all_words))
+    }
+
+    fn threads(&self, py: Python<'_>, pid: i32) -> PyResult<Vec<PyThread>> {
+        let threads = self.run(py, move |owner| owner.threads(pid))?;
+        Ok(threads
+            .iter()
+            .map(|t| (t.tid, t.rip, t.rsp, t.fs_base, t.orig_rax, t.rax))
+            .collect())
+    }
+
+    fn threads_in_ranges(
+        &self,
+        py: Python<'_>,
+        pid: i32,
+        ranges: Vec<(u64, u64)>,
+    ) -> PyResult<Vec<i32>> {
+        self.run(py, move |owner| owner.threads_in_ranges(pid, ranges))
+    }
+
+    fn watch(&self, py: Python<'_>, pid: i32, loads: Vec<(u64, u64, u64)>) -> PyResult<()> {
+        let loads = loads
+            .into_iter()
+            .map(|(start, end, fixup)| Load { start, end, fixup })
+            .collect();
+        self.run(py, move |owner| owner.watch(pid, loads))
+    }
+
+    fn hold_gate(&self, py: Python<'_>, word_addr: usize) -> PyResult<u32> {
+        self.run(py, move |owner| owner.hold_gate(word_addr))
+    }
+
+    fn release_gate(&self, py: Python<'_>, word_addr: usize) -> PyResult<()> {
+        self.run(py, move |owner| owner.release_gate(word_addr))
+    }
+
+    #[pyo3(signature = (argv, env, cwd = None))]
+    fn launch(
+        &self,
+        py: Python<'_>,
+        argv: Vec<Vec<u8>>,
+        env: Vec<Vec<u8>>,
+        cwd: Option<Vec<u8>>,
+    ) -> PyResult<i32> {
+        self.run(py, move |owner| owner.launch(&argv, &env, cwd.as_deref()))
+    }
+
+    fn next_mapping_event(
+        &self,
+        py: Python<'_>,
+        pid: i32,
+        timeout_ms: u64,
+    ) -> PyResult<&'static str> {
+        self.run(py, move |owner| owner.step(pid))?;
+        Ok(
+            match py.detach(|| self.handle.wait_halt(pid, duration(timeout_ms))) {
+                Some(Halt::Mapped) => "mapped",
+                Some(Halt::Exec) => "exec",
+                Some(Halt::Exit) => "exit",
+                None => "timeout",
+            },
+        )
+    }
+
+    fn resume(&self, py: Python<'_>, pid: i32) -> PyResult<()> {
+        self.run(py, move |owner| owner.resume(pid))
+    }
+
+    fn exit_status(&self, py: Python<'_>, pid: i32) -> PyResult<Option<i32>> {
+        self.run(py, move |owner| owner.exit_status(pid))
+    }
+
+    fn events(&self, py: Python<'_>, timeout_ms: u64) -> Vec<(&'static str, i32, i32, i64)> {
+        let events = py.detach(|| self.handle.events(duration(timeout_ms)));
+        let kind = |kind| match kind {
+            EventKind::Exec => "exec",
+            EventKind::Exit => "exit",
+            EventKind::Clone => "clone",
+        };
+        events
+            .iter()
+            .map(|e| (kind(e.kind), e.pid, e.tid, e.value))
+            .collect()
+    }
+}
+
+impl Tracer {
+    fn run<T, F>(&self, py: Python<'_>, work: F) -> PyResult<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut crate::tracee::Owner) -> crate::tracee::Result<T> + Send + 'static,
+    {
+        py.detach(|| self.handle.call(work)).map_err(raise)
+    }
+}
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Tracer>()
 }

@@ -1,0 +1,180 @@
+//! Taking a process under our hand and letting it go.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use super::owner::{Owner, Proc, State};
+use super::procfs::Status;
+use super::{sys, Error, Result};
+
+/// How often a detach waits, 1 ms each, for threads to leave the neighbourhood of a load that may still fault.
+const LOAD_ROUNDS: u32 = 50;
+
+impl Owner {
+    /// Seize all threads of `pid`; they run on. Nothing happens to a process that is attached already.
+    pub fn attach(&mut self, pid: i32) -> Result<()> {
+        if self.procs.contains_key(&pid) {
+            return Ok(());
+        }
+        let status = Status::read(pid).ok_or_else(|| Error::gone(pid))?;
+        if status.tgid != pid {
+            return Err(Error::new(
+                "gone",
+                format!("{pid} is a thread of process {}", status.tgid),
+            ));
+        }
+        if status.tracer != 0 && status.tracer != self.me {
+            return Err(explain(pid, &status, libc::EPERM));
+        }
+        // A thread that we could not let go when we were here last: it is still ours.
+        let kept = std::mem::take(&mut self.leaving);
+        let (back, kept) = kept
+            .into_iter()
+            .partition(|tid| Status::read(*tid).is_some_and(|s| s.tgid == pid));
+        self.leaving = kept;
+        let proc = match Proc::open(pid) {
+            Ok(proc) => proc,
+            Err(e) if e.kind == "not-permitted" => return Err(explain(pid, &status, libc::EPERM)),
+            Err(e) => return Err(e),
+        };
+        self.procs.insert(pid, proc);
+        for tid in back {
+            self.add_thread(pid, tid);
+        }
+        let seized = loop {
+            match self.seize_tasks(pid) {
+                Ok(true) => {}
+                Ok(false) => break Ok(()),
+                Err(e) => break Err(e),
+            }
+        };
+        let empty = self.procs.get(&pid).is_none_or(|p| p.threads.is_empty());
+        match seized {
+            Ok(()) if empty => {
+                self.procs.remove(&pid);
+                Err(Error::gone(pid))
+            }
+            Ok(()) => Ok(()),
+            Err(e) => {
+                let _ = self.detach(pid);
+                Err(e)
+            }
+        }
+    }
+
+    /// Let all threads go. One that does not stop now is let go at its next stop.
+    pub fn detach(&mut self, pid: i32) -> Result<()> {
+        let proc = self.proc(pid)?;
+        proc.held = false;
+        proc.stepping = false;
+        proc.announce = None;
+        let stopped = self.stop_clear_of_loads(pid);
+        let Some(proc) = self.procs.remove(&pid) else {
+            return Err(Error::gone(pid));
+        };
+        for (tid, thread) in proc.threads {
+            self.tids.remove(&tid);
+            match thread.state {
+                State::Stopped { .. } => {
+                    // Only death can be in the way, and that is not ours to report here.
+                    let _ = sys::detach(tid, 0);
+                }
+                State::Running => {
+                    let _ = sys::interrupt(tid);
+                    self.leaving.insert(tid);
+                }
+                State::Dead => {}
+            }
+        }
+        match stopped {
+            // Too slow to wait for; `leaving` has the rest.
+            Err(e) if e.kind == "busy" => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Stop at a moment when no thread is about to do a load whose fault only we can hide.
+    fn stop_clear_of_loads(&mut self, pid: i32) -> Result<()> {
+        for _ in 0..LOAD_ROUNDS {
+            self.stop(pid)?;
+            let proc = self.proc(pid)?;
+            let Some(watch) = proc.watch.as_ref() else {
+                return Ok(());
+            };
+            if proc
+                .threads
+                .values()
+                .all(|t| !watch.is_near_load(t.regs.rip))
+            {
+                return Ok(());
+            }
+            self.go(pid);
+            self.serve_until(Instant::now() + Duration::from_millis(1));
+        }
+        self.stop(pid)
+    }
+
+    /// A thread that could not be let go earlier has stopped.
+    pub(super) fn release_leaving(&mut self, tid: i32, event: i32, signal: i32) {
+        self.leaving.remove(&tid);
+        let deliver = if event == 0 && signal != libc::SIGTRAP | 0x80 {
+            signal
+        } else {
+            0
+        };
+        if event == libc::PTRACE_EVENT_STOP && signal == libc::SIGTRAP {
+            if let Ok(mut regs) = sys::get_regs(tid) {
+                super::stop::rewind(tid, &mut regs);
+            }
+        }
+        // As in `detach`.
+        let _ = sys::detach(tid, deliver);
+    }
+}
+
+/// Why a process cannot be attached.
+pub fn explain(pid: i32, status: &Status, errno: sys::Errno) -> Error {
+    let name = &status.name;
+    if status.is_dead() {
+        return Error::new("gone", format!("process {pid} ({name}) has ended"));
+    }
+    if errno != libc::EPERM {
+        return Error::os(pid, "attaching to a thread", errno);
+    }
+    let refuse = |why: String| {
+        Error::new(
+            "not-permitted",
+            format!("cannot attach to process {pid} ({name}): {why}"),
+        )
+    };
+    if status.tracer != 0 {
+        let tracer = Status::read(status.tracer).map_or_else(|| "?".to_owned(), |s| s.name);
+        return refuse(format!("process {} ({tracer}) traces it", status.tracer));
+    }
+    if !status.has_memory {
+        return refuse("it is a kernel thread".into());
+    }
+    // SAFETY: reads an id.
+    let uid = unsafe { libc::geteuid() };
+    if uid != 0 && uid != status.uid {
+        return refuse(format!(
+            "it belongs to user {}, we are user {uid}",
+            status.uid
+        ));
+    }
+    // SAFETY: reads an id.
+    if pid == unsafe { libc::getppid() } {
+        return refuse("it is the process that asks".into());
+    }
+    match fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope")
+        .as_deref()
+        .map(str::trim)
+    {
+        Ok("0") | Err(_) => {
+            refuse("the kernel does not permit it (other capabilities, or not dumpable)".into())
+        }
+        Ok(scope) => refuse(format!(
+            "/proc/sys/kernel/yama/ptrace_scope is {scope}: be root, or set it to 0"
+        )),
+    }
+}
