@@ -1,7 +1,8 @@
 """The native core (Rust, ``ptwprobe/native``). Checked against the built module by ``tests/test_package.py``."""
 
 from os import PathLike
-from typing import Any, Literal, TypeAlias, final
+from collections.abc import Sequence
+from typing import Any, final, Literal, TypeAlias
 
 class NativeError(Exception):
     """``args`` is (kind, message, offset or None); ``kind`` is a stable word."""
@@ -307,3 +308,82 @@ class PacketDump:
         """Some more lines; empty at the end."""
 
     def errors(self) -> int: ...
+
+# ---- target
+
+@final
+class Tracer:
+    """Traces live processes. A task of its own (``pid``) does it; it ends with ``close``, or after us if we are killed:
+    then it closes the gates, takes every patch out and lets the targets go.
+
+    All calls release the GIL. NativeError kinds: gone, not-permitted, busy (nothing was changed), seccomp (nothing was
+    touched), foreign-probe (with the address), unsupported, exec-failed, invalid, failed, ended.
+    Commands on a process that is not attached attach it for their own duration.
+    """
+
+    def __new__(cls) -> Tracer: ...
+    @property
+    def pid(self) -> int:
+        """What targets show as their tracer, and the value of an open load gate."""
+
+    def attach(self, pid: int) -> None:
+        """Seize all threads; they run on."""
+
+    def detach(self, pid: int) -> None:
+        """Let all threads go. One that cannot be stopped now (a vfork parent) goes when it next stops."""
+
+    def close(self) -> None: ...
+    def remote(
+        self,
+        pid: int,
+        calls: Sequence[tuple[int, Sequence[int | tuple[int, int]]]],
+        scratch: bytes | None = None,
+    ) -> list[int]:
+        """System calls (number, arguments) inside the target, in one stop; ends after the first that fails.
+
+        An argument is a number, (index of an earlier call, addend to its result), or (-1, offset in ``scratch``), whose
+        bytes are in the target's memory meanwhile. Results are as the kernel gives them: -errno for a failure.
+        """
+
+    def apply(
+        self,
+        pid: int,
+        sites: Sequence[tuple[int, bytes, bytes, int, Sequence[tuple[int, int]]]],
+        all_words: bool = False,
+    ) -> int:
+        """One change: (address, old bytes, new bytes, length of the window, [(offset, address of the copy)]) each.
+
+        All sites or none. ``all_words``: any word of a stack that points into a window refuses, not signal frames
+        only. Returns the ns that the target stood still.
+        """
+
+    def threads(self, pid: int) -> list[tuple[int, int, int, int, int, int]]:
+        """(tid, rip, rsp, fs_base, orig_rax, rax) of every thread, in one short stop."""
+
+    def threads_in_ranges(self, pid: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        """The tids whose rip, or any word on whose stacks, is in one of the [start, end)."""
+
+    def watch(self, pid: int, loads: Sequence[tuple[int, int, int]]) -> None:
+        """Attach, and hide faults of the instructions at [start, end): the thread goes on at the fix-up address."""
+
+    def hold_gate(self, word_addr: int) -> int:
+        """Make the word at ``word_addr`` (of ours, in a shared mapping) our pid, until we release it or die."""
+
+    def release_gate(self, word_addr: int) -> None: ...
+    def launch(self, argv: Sequence[str], env: Sequence[str], cwd: str | None = None) -> int:
+        """Start a program, standing at its first instruction. ``env``: ``NAME=value`` each; its PATH is searched."""
+
+    def kill(self, pid: int) -> None:
+        """Kill a launched process."""
+
+    def next_mapping_event(self, pid: int, timeout_ms: int) -> Literal["mapped", "exec", "exit", "timeout"]:
+        """Let a launched process run up to its next change of mappings; it stands still after "mapped" and "exec"."""
+
+    def resume(self, pid: int) -> None:
+        """Let it run on without such stops."""
+
+    def exit_status(self, pid: int) -> int | None:
+        """Exit code of a launched process, or minus the signal that killed it; None while it runs."""
+
+    def events(self, timeout_ms: int) -> list[tuple[Literal["exec", "exit", "clone"], int, int, int]]:
+        """(kind, pid, tid, value) since the last call; value: wait status of an exit, tid of a clone."""

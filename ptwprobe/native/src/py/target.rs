@@ -1,5 +1,7 @@
 //! Live processes: the `Tracer` class.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
 use pyo3::prelude::*;
@@ -70,62 +72,31 @@ impl Tracer {
     }
 
     #[pyo3(signature = (pid, calls, scratch = None))]
-    fn remote(
-        &self,
-        py: Python<'_>,
-        pid: i32,
-        calls: Vec<PyCall>,
-        scratch: Option<Vec<u8>>,
-    ) -> PyResult<Vec<i64>> {
-        let call = |(number, args): PyCall| {
-            Call::new(number, &args.into_iter().map(Arg::from).collect::<Vec<_>>())
-        };
+    fn remote(&self, py: Python<'_>, pid: i32, calls: Vec<PyCall>, scratch: Option<Vec<u8>>) -> PyResult<Vec<i64>> {
+        let call = |(number, args): PyCall| Call::new(number, &args.into_iter().map(Arg::from).collect::<Vec<_>>());
         let calls: Vec<Call> = calls.into_iter().map(call).collect();
         let mut scratch = scratch.unwrap_or_default();
         self.run(py, move |owner| owner.remote(pid, &calls, &mut scratch))
     }
 
     #[pyo3(signature = (pid, sites, all_words = false))]
-    fn apply(
-        &self,
-        py: Python<'_>,
-        pid: i32,
-        sites: Vec<PySite>,
-        all_words: bool,
-    ) -> PyResult<u64> {
-        let site = |(addr, old, new, window_len, moves)| Site {
-            addr,
-            old,
-            new,
-            window_len,
-            moves,
-        };
+    fn apply(&self, py: Python<'_>, pid: i32, sites: Vec<PySite>, all_words: bool) -> PyResult<u64> {
+        let site = |(addr, old, new, window_len, moves)| Site { addr, old, new, window_len, moves };
         let sites: Vec<Site> = sites.into_iter().map(site).collect();
         self.run(py, move |owner| owner.apply(pid, &sites, all_words))
     }
 
     fn threads(&self, py: Python<'_>, pid: i32) -> PyResult<Vec<PyThread>> {
         let threads = self.run(py, move |owner| owner.threads(pid))?;
-        Ok(threads
-            .iter()
-            .map(|t| (t.tid, t.rip, t.rsp, t.fs_base, t.orig_rax, t.rax))
-            .collect())
+        Ok(threads.iter().map(|t| (t.tid, t.rip, t.rsp, t.fs_base, t.orig_rax, t.rax)).collect())
     }
 
-    fn threads_in_ranges(
-        &self,
-        py: Python<'_>,
-        pid: i32,
-        ranges: Vec<(u64, u64)>,
-    ) -> PyResult<Vec<i32>> {
+    fn threads_in_ranges(&self, py: Python<'_>, pid: i32, ranges: Vec<(u64, u64)>) -> PyResult<Vec<i32>> {
         self.run(py, move |owner| owner.threads_in_ranges(pid, ranges))
     }
 
     fn watch(&self, py: Python<'_>, pid: i32, loads: Vec<(u64, u64, u64)>) -> PyResult<()> {
-        let loads = loads
-            .into_iter()
-            .map(|(start, end, fixup)| Load { start, end, fixup })
-            .collect();
+        let loads = loads.into_iter().map(|(start, end, fixup)| Load { start, end, fixup }).collect();
         self.run(py, move |owner| owner.watch(pid, loads))
     }
 
@@ -138,31 +109,24 @@ impl Tracer {
     }
 
     #[pyo3(signature = (argv, env, cwd = None))]
-    fn launch(
-        &self,
-        py: Python<'_>,
-        argv: Vec<Vec<u8>>,
-        env: Vec<Vec<u8>>,
-        cwd: Option<Vec<u8>>,
-    ) -> PyResult<i32> {
+    fn launch(&self, py: Python<'_>, argv: Vec<OsString>, env: Vec<OsString>, cwd: Option<OsString>) -> PyResult<i32> {
+        let bytes = |list: Vec<OsString>| list.into_iter().map(OsStringExt::into_vec).collect::<Vec<_>>();
+        let (argv, env, cwd) = (bytes(argv), bytes(env), cwd.map(OsStringExt::into_vec));
         self.run(py, move |owner| owner.launch(&argv, &env, cwd.as_deref()))
     }
 
-    fn next_mapping_event(
-        &self,
-        py: Python<'_>,
-        pid: i32,
-        timeout_ms: u64,
-    ) -> PyResult<&'static str> {
+    fn kill(&self, py: Python<'_>, pid: i32) -> PyResult<()> {
+        self.run(py, move |owner| owner.kill_launched(pid))
+    }
+
+    fn next_mapping_event(&self, py: Python<'_>, pid: i32, timeout_ms: u64) -> PyResult<&'static str> {
         self.run(py, move |owner| owner.step(pid))?;
-        Ok(
-            match py.detach(|| self.handle.wait_halt(pid, duration(timeout_ms))) {
-                Some(Halt::Mapped) => "mapped",
-                Some(Halt::Exec) => "exec",
-                Some(Halt::Exit) => "exit",
-                None => "timeout",
-            },
-        )
+        Ok(match py.detach(|| self.handle.wait_halt(pid, duration(timeout_ms))) {
+            Some(Halt::Mapped) => "mapped",
+            Some(Halt::Exec) => "exec",
+            Some(Halt::Exit) => "exit",
+            None => "timeout",
+        })
     }
 
     fn resume(&self, py: Python<'_>, pid: i32) -> PyResult<()> {
@@ -180,10 +144,7 @@ impl Tracer {
             EventKind::Exit => "exit",
             EventKind::Clone => "clone",
         };
-        events
-            .iter()
-            .map(|e| (kind(e.kind), e.pid, e.tid, e.value))
-            .collect()
+        events.iter().map(|e| (kind(e.kind), e.pid, e.tid, e.value)).collect()
     }
 }
 

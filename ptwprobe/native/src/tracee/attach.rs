@@ -18,19 +18,14 @@ impl Owner {
         }
         let status = Status::read(pid).ok_or_else(|| Error::gone(pid))?;
         if status.tgid != pid {
-            return Err(Error::new(
-                "gone",
-                format!("{pid} is a thread of process {}", status.tgid),
-            ));
+            return Err(Error::new("gone", format!("{pid} is a thread of process {}", status.tgid)));
         }
         if status.tracer != 0 && status.tracer != self.me {
             return Err(explain(pid, &status, libc::EPERM));
         }
         // A thread that we could not let go when we were here last: it is still ours.
         let kept = std::mem::take(&mut self.leaving);
-        let (back, kept) = kept
-            .into_iter()
-            .partition(|tid| Status::read(*tid).is_some_and(|s| s.tgid == pid));
+        let (back, kept) = kept.into_iter().partition(|tid| Status::read(*tid).is_some_and(|s| s.tgid == pid));
         self.leaving = kept;
         let proc = match Proc::open(pid) {
             Ok(proc) => proc,
@@ -101,11 +96,7 @@ impl Owner {
             let Some(watch) = proc.watch.as_ref() else {
                 return Ok(());
             };
-            if proc
-                .threads
-                .values()
-                .all(|t| !watch.is_near_load(t.regs.rip))
-            {
+            if proc.threads.values().all(|t| !watch.is_near_load(t.regs.rip)) {
                 return Ok(());
             }
             self.go(pid);
@@ -117,11 +108,7 @@ impl Owner {
     /// A thread that could not be let go earlier has stopped.
     pub(super) fn release_leaving(&mut self, tid: i32, event: i32, signal: i32) {
         self.leaving.remove(&tid);
-        let deliver = if event == 0 && signal != libc::SIGTRAP | 0x80 {
-            signal
-        } else {
-            0
-        };
+        let deliver = if event == 0 && signal != libc::SIGTRAP | 0x80 { signal } else { 0 };
         if event == libc::PTRACE_EVENT_STOP && signal == libc::SIGTRAP {
             if let Ok(mut regs) = sys::get_regs(tid) {
                 super::stop::rewind(tid, &mut regs);
@@ -141,12 +128,7 @@ pub fn explain(pid: i32, status: &Status, errno: sys::Errno) -> Error {
     if errno != libc::EPERM {
         return Error::os(pid, "attaching to a thread", errno);
     }
-    let refuse = |why: String| {
-        Error::new(
-            "not-permitted",
-            format!("cannot attach to process {pid} ({name}): {why}"),
-        )
-    };
+    let refuse = |why: String| Error::new("not-permitted", format!("cannot attach to process {pid} ({name}): {why}"));
     if status.tracer != 0 {
         let tracer = Status::read(status.tracer).map_or_else(|| "?".to_owned(), |s| s.name);
         return refuse(format!("process {} ({tracer}) traces it", status.tracer));
@@ -157,24 +139,14 @@ pub fn explain(pid: i32, status: &Status, errno: sys::Errno) -> Error {
     // SAFETY: reads an id.
     let uid = unsafe { libc::geteuid() };
     if uid != 0 && uid != status.uid {
-        return refuse(format!(
-            "it belongs to user {}, we are user {uid}",
-            status.uid
-        ));
+        return refuse(format!("it belongs to user {}, we are user {uid}", status.uid));
     }
     // SAFETY: reads an id.
     if pid == unsafe { libc::getppid() } {
         return refuse("it is the process that asks".into());
     }
-    match fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope")
-        .as_deref()
-        .map(str::trim)
-    {
-        Ok("0") | Err(_) => {
-            refuse("the kernel does not permit it (other capabilities, or not dumpable)".into())
-        }
-        Ok(scope) => refuse(format!(
-            "/proc/sys/kernel/yama/ptrace_scope is {scope}: be root, or set it to 0"
-        )),
+    match fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").as_deref().map(str::trim) {
+        Ok("0") | Err(_) => refuse("the kernel does not permit it (other capabilities, or not dumpable)".into()),
+        Ok(scope) => refuse(format!("/proc/sys/kernel/yama/ptrace_scope is {scope}: be root, or set it to 0")),
     }
 }

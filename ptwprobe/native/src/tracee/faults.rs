@@ -31,21 +31,13 @@ pub struct Watch {
 
 impl Watch {
     fn fixup(&self, rip: u64) -> Option<u64> {
-        let before = self
-            .loads
-            .partition_point(|l| l.start <= rip)
-            .checked_sub(1)?;
-        self.loads
-            .get(before)
-            .filter(|l| rip < l.end)
-            .map(|l| l.fixup)
+        let before = self.loads.partition_point(|l| l.start <= rip).checked_sub(1)?;
+        self.loads.get(before).filter(|l| rip < l.end).map(|l| l.fixup)
     }
 
     pub fn is_near_load(&self, rip: u64) -> bool {
         let next = self.loads.partition_point(|l| l.end <= rip);
-        self.loads
-            .get(next)
-            .is_some_and(|l| rip.saturating_add(GATE_TO_LOAD) >= l.start)
+        self.loads.get(next).is_some_and(|l| rip.saturating_add(GATE_TO_LOAD) >= l.start)
     }
 }
 
@@ -67,10 +59,7 @@ impl Owner {
         let mut scratch = [0u8; 2 * SIGACTION];
         let ask = |(i, signal): (usize, &i32)| {
             let at = Arg::Scratch((i * SIGACTION) as u64);
-            Call::new(
-                libc::SYS_rt_sigaction,
-                &[Arg::Value(*signal as u64), Arg::Value(0), at, Arg::Value(8)],
-            )
+            Call::new(libc::SYS_rt_sigaction, &[Arg::Value(*signal as u64), Arg::Value(0), at, Arg::Value(8)])
         };
         let calls: Vec<Call> = SIGNALS.iter().enumerate().map(ask).collect();
         self.remote(pid, &calls, &mut scratch)?;
@@ -113,30 +102,17 @@ impl Owner {
     fn restore_action(&mut self, pid: i32, tid: i32, signal: i32) -> Result<bool> {
         let proc = self.procs.get_mut(&pid).ok_or_else(|| Error::gone(pid))?;
         let slot = usize::from(signal == libc::SIGBUS);
-        let action = proc
-            .watch
-            .as_ref()
-            .and_then(|w| w.actions.get(slot))
-            .copied()
-            .unwrap_or_default();
-        let blocked = proc
-            .threads
-            .get(&tid)
-            .and_then(|t| t.mask)
-            .filter(|mask| mask & bit(signal) != 0);
+        let action = proc.watch.as_ref().and_then(|w| w.actions.get(slot)).copied().unwrap_or_default();
+        let blocked = proc.threads.get(&tid).and_then(|t| t.mask).filter(|mask| mask & bit(signal) != 0);
         let default = action.iter().take(8).all(|b| *b == 0);
         if let Some(mask) = blocked {
-            sys::set_sigmask(tid, mask)
-                .map_err(|e| Error::os(pid, "restoring a signal mask", e))?;
+            sys::set_sigmask(tid, mask).map_err(|e| Error::os(pid, "restoring a signal mask", e))?;
         }
         if default {
             return Ok(false);
         }
         let number = Arg::Value(signal as u64);
-        let set = Call::new(
-            libc::SYS_rt_sigaction,
-            &[number, Arg::Scratch(0), Arg::Value(0), Arg::Value(8)],
-        );
+        let set = Call::new(libc::SYS_rt_sigaction, &[number, Arg::Scratch(0), Arg::Value(0), Arg::Value(8)]);
         let mut scratch = action;
         self.remote_on(pid, tid, &[set], &mut scratch)?;
         if self.proc(pid)?.goal == Goal::Run {
@@ -159,29 +135,13 @@ mod tests {
 
     #[test]
     fn fixups_by_address() {
-        let loads = vec![
-            Load {
-                start: 0x1000,
-                end: 0x1004,
-                fixup: 1,
-            },
-            Load {
-                start: 0x2000,
-                end: 0x2003,
-                fixup: 2,
-            },
-        ];
-        let watch = Watch {
-            loads,
-            actions: Default::default(),
-        };
+        let loads = vec![Load { start: 0x1000, end: 0x1004, fixup: 1 }, Load { start: 0x2000, end: 0x2003, fixup: 2 }];
+        let watch = Watch { loads, actions: Default::default() };
         assert_eq!(
             [0xfff, 0x1000, 0x1003, 0x1004, 0x2002].map(|a| watch.fixup(a)),
             [None, Some(1), Some(1), None, Some(2)]
         );
-        assert!(
-            watch.is_near_load(0xfff) && watch.is_near_load(0x1f80) && watch.is_near_load(0x2002)
-        );
+        assert!(watch.is_near_load(0xfff) && watch.is_near_load(0x1f80) && watch.is_near_load(0x2002));
         assert!(!watch.is_near_load(0x2003) && !watch.is_near_load(0x1800));
     }
 }

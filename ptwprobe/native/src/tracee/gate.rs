@@ -39,20 +39,12 @@ impl Gate {
 
     fn word(&self) -> &AtomicU32 {
         // SAFETY: the second page is mapped as long as the gate lives; `hold` checked the alignment.
-        unsafe {
-            &*self
-                .pages
-                .as_ptr()
-                .add(PAGE + self.word_addr % PAGE)
-                .cast::<AtomicU32>()
-        }
+        unsafe { &*self.pages.as_ptr().add(PAGE + self.word_addr % PAGE).cast::<AtomicU32>() }
     }
 
     /// Close unless somebody else wrote there.
     fn close(&self, tid: u32) {
-        let _ = self
-            .word()
-            .compare_exchange(tid, 0, Ordering::SeqCst, Ordering::SeqCst);
+        let _ = self.word().compare_exchange(tid, 0, Ordering::SeqCst, Ordering::SeqCst);
     }
 }
 
@@ -78,11 +70,8 @@ impl Gates {
     fn link(&mut self, pending: *mut Entry) -> Result<()> {
         let new = self.head.is_none();
         let head = self.head.get_or_insert_with(|| {
-            let mut head = Box::new(Head {
-                list: Entry { next: null_mut() },
-                futex_offset: PAGE as i64,
-                pending: null_mut(),
-            });
+            let mut head =
+                Box::new(Head { list: Entry { next: null_mut() }, futex_offset: PAGE as i64, pending: null_mut() });
             head.list.next = &raw mut head.list;
             head
         });
@@ -96,19 +85,11 @@ impl Gates {
         head.list.next = next;
         if new {
             // SAFETY: the head stays where it is (boxed) for as long as the owner lives.
-            let set = unsafe {
-                libc::syscall(
-                    libc::SYS_set_robust_list,
-                    std::ptr::from_mut(&mut **head),
-                    size_of::<Head>(),
-                )
-            };
+            let set =
+                unsafe { libc::syscall(libc::SYS_set_robust_list, std::ptr::from_mut(&mut **head), size_of::<Head>()) };
             if set < 0 {
                 self.head = None;
-                return Err(Error::new(
-                    "failed",
-                    format!("set_robust_list failed (errno {})", sys::errno()),
-                ));
+                return Err(Error::new("failed", format!("set_robust_list failed (errno {})", sys::errno())));
             }
         }
         Ok(())
@@ -130,18 +111,14 @@ impl Gates {
 impl Owner {
     /// Hold the gate whose word is at `word_addr` of our memory, in a MAP_SHARED mapping; returns the value that means open.
     pub fn hold_gate(&mut self, word_addr: usize) -> Result<u32> {
-        let invalid =
-            |why: &str| Error::new("invalid", format!("the gate word at {word_addr:#x} {why}"));
+        let invalid = |why: &str| Error::new("invalid", format!("the gate word at {word_addr:#x} {why}"));
         if !word_addr.is_multiple_of(size_of::<usize>()) {
             return Err(invalid("is not aligned"));
         }
         if self.gates.held.iter().any(|g| g.word_addr == word_addr) {
             return Ok(self.me as u32);
         }
-        let (prot, flags) = (
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-        );
+        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: two new pages; the second is replaced by a second view of the shared page (mremap with old size 0).
         let gate = unsafe {
             let pages = libc::mmap(null_mut(), 2 * PAGE, prot, flags, -1, 0);
@@ -170,12 +147,7 @@ impl Owner {
 
     /// Close a gate and let go of it; one that is not held is left alone.
     pub fn release_gate(&mut self, word_addr: usize) -> Result<()> {
-        let Some(at) = self
-            .gates
-            .held
-            .iter()
-            .position(|g| g.word_addr == word_addr)
-        else {
+        let Some(at) = self.gates.held.iter().position(|g| g.word_addr == word_addr) else {
             return Ok(());
         };
         let gate = self.gates.held.swap_remove(at);

@@ -29,10 +29,7 @@ fn pipe() -> Result<(OwnedFd, OwnedFd)> {
     // SAFETY: `fds` takes two descriptors, which are then owned here only.
     unsafe {
         if libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) < 0 {
-            return Err(Error::new(
-                "failed",
-                format!("no pipe (errno {})", sys::errno()),
-            ));
+            return Err(Error::new("failed", format!("no pipe (errno {})", sys::errno())));
         }
         Ok((OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])))
     }
@@ -52,36 +49,20 @@ struct Image {
 }
 
 impl Image {
-    fn new(
-        argv: &[Vec<u8>],
-        env: &[Vec<u8>],
-        cwd: Option<&[u8]>,
-        mask: libc::sigset_t,
-    ) -> Result<Image> {
-        let name = argv
-            .first()
-            .ok_or_else(|| Error::new("invalid", "no command"))?;
+    fn new(argv: &[Vec<u8>], env: &[Vec<u8>], cwd: Option<&[u8]>, mask: libc::sigset_t) -> Result<Image> {
+        let name = argv.first().ok_or_else(|| Error::new("invalid", "no command"))?;
         let mut paths = Vec::new();
         if name.contains(&b'/') {
             paths.push(c_string(name)?);
         } else {
-            let path = env
-                .iter()
-                .find_map(|e| e.strip_prefix(b"PATH="))
-                .unwrap_or(b"/usr/local/bin:/usr/bin:/bin");
+            let path = env.iter().find_map(|e| e.strip_prefix(b"PATH=")).unwrap_or(b"/usr/local/bin:/usr/bin:/bin");
             for folder in path.split(|b| *b == b':') {
                 let folder = if folder.is_empty() { b"." } else { folder };
                 paths.push(c_string(&[folder, name].join(&b'/'))?);
             }
         }
         let all = |list: &[Vec<u8>]| list.iter().map(|a| c_string(a)).collect::<Result<Vec<_>>>();
-        Ok(Image {
-            paths,
-            argv: all(argv)?,
-            env: all(env)?,
-            cwd: cwd.map(c_string).transpose()?,
-            mask,
-        })
+        Ok(Image { paths, argv: all(argv)?, env: all(env)?, cwd: cwd.map(c_string).transpose()?, mask })
     }
 
     /// In the child: wait for the word to go, then become the program. Returns the errno of the failure.
@@ -120,10 +101,7 @@ impl Owner {
     pub fn launch(&mut self, argv: &[Vec<u8>], env: &[Vec<u8>], cwd: Option<&[u8]>) -> Result<i32> {
         let image = Image::new(argv, env, cwd, self.original_mask)?;
         let null_ended = |list: &[CString]| {
-            list.iter()
-                .map(|s| s.as_ptr())
-                .chain(std::iter::once(std::ptr::null()))
-                .collect::<Vec<_>>()
+            list.iter().map(|s| s.as_ptr()).chain(std::iter::once(std::ptr::null())).collect::<Vec<_>>()
         };
         let (argv_ptrs, env_ptrs) = (null_ended(&image.argv), null_ended(&image.env));
         let (go_read, go_write) = pipe()?;
@@ -132,21 +110,14 @@ impl Owner {
         // hold. The child calls `exec` and `_exit` only.
         let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
         if pid < 0 {
-            return Err(Error::new(
-                "failed",
-                format!("cannot fork (errno {})", sys::errno()),
-            ));
+            return Err(Error::new("failed", format!("cannot fork (errno {})", sys::errno())));
         }
         if pid == 0 {
             // SAFETY: in the child; the parent's ends must close here for `read` to end when the parent dies.
             unsafe {
                 libc::close(go_write.as_raw_fd());
                 let errno = image.exec(go_read.as_raw_fd(), &argv_ptrs, &env_ptrs);
-                libc::write(
-                    error_write.as_raw_fd(),
-                    (&raw const errno).cast(),
-                    size_of::<i32>(),
-                );
+                libc::write(error_write.as_raw_fd(), (&raw const errno).cast(), size_of::<i32>());
                 libc::_exit(127);
             }
         }
@@ -172,13 +143,8 @@ impl Owner {
                     self.shared.set_halt(pid, None);
                     let mut errno = [0u8; 4];
                     let told = errors.read_exact(&mut errno).is_ok();
-                    let why =
-                        std::io::Error::from_raw_os_error(i32::from_ne_bytes(errno)).to_string();
-                    return Err(failed(if told {
-                        &why
-                    } else {
-                        "it ended before its first instruction"
-                    }));
+                    let why = std::io::Error::from_raw_os_error(i32::from_ne_bytes(errno)).to_string();
+                    return Err(failed(if told { &why } else { "it ended before its first instruction" }));
                 }
             }
             match self.next_report(deadline) {
@@ -245,15 +211,20 @@ impl Owner {
         }
     }
 
+    /// Kill a launched process that has not ended.
+    pub fn kill_launched(&mut self, pid: i32) -> Result<()> {
+        if self.launched.contains(&pid) {
+            // SAFETY: numbers only; the process is our child and not collected, so the pid is its own.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+            return Ok(());
+        }
+        Err(Error::gone(pid))
+    }
+
     pub(super) fn on_syscall_stop(&mut self, pid: i32, tid: i32) {
         let mapped = sys::is_syscall_exit(tid) == Ok(true)
-            && sys::get_regs(tid)
-                .is_ok_and(|r| MAPPING_CALLS.contains(&(r.orig_rax as i64)) && (r.rax as i64) >= 0);
-        if let Some(proc) = self
-            .procs
-            .get_mut(&pid)
-            .filter(|p| mapped && p.stepping && p.goal == Goal::Run)
-        {
+            && sys::get_regs(tid).is_ok_and(|r| MAPPING_CALLS.contains(&(r.orig_rax as i64)) && (r.rax as i64) >= 0);
+        if let Some(proc) = self.procs.get_mut(&pid).filter(|p| mapped && p.stepping && p.goal == Goal::Run) {
             proc.goal = Goal::Stop;
             proc.announce = Some(Halt::Mapped);
             for (other, thread) in &mut proc.threads {

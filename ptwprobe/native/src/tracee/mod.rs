@@ -40,11 +40,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     pub fn new(kind: &'static str, message: impl Into<String>) -> Self {
-        Error {
-            kind,
-            message: message.into(),
-            addr: None,
-        }
+        Error { kind, message: message.into(), addr: None }
     }
 
     pub fn at(mut self, addr: u64) -> Self {
@@ -61,13 +57,7 @@ impl Error {
         if errno == libc::ESRCH {
             return Error::gone(pid);
         }
-        Error::new(
-            "failed",
-            format!(
-                "{what} of process {pid}: {}",
-                std::io::Error::from_raw_os_error(errno)
-            ),
-        )
+        Error::new("failed", format!("{what} of process {pid}: {}", std::io::Error::from_raw_os_error(errno)))
     }
 }
 

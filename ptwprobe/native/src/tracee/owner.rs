@@ -45,13 +45,7 @@ pub struct Thread {
 impl Thread {
     pub fn running() -> Self {
         let state = State::Running;
-        Thread {
-            state,
-            regs: sys::NO_REGS,
-            interrupted: false,
-            was_group_stopped: false,
-            mask: None,
-        }
+        Thread { state, regs: sys::NO_REGS, interrupted: false, was_group_stopped: false, mask: None }
     }
 
     pub fn is_stopped(&self) -> bool {
@@ -119,31 +113,20 @@ impl Proc {
     }
 
     pub fn remove(&mut self, tid: i32) {
-        if self
-            .threads
-            .remove(&tid)
-            .is_some_and(|t| t.state == State::Running)
-        {
+        if self.threads.remove(&tid).is_some_and(|t| t.state == State::Running) {
             self.running -= 1;
         }
     }
 }
 
 pub fn open_memory(pid: i32) -> Result<File> {
-    let opened = File::options()
-        .read(true)
-        .write(true)
-        .open(format!("/proc/{pid}/mem"));
+    let opened = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"));
     opened.map_err(|e| match e.raw_os_error() {
         Some(libc::ENOENT | libc::ESRCH) => Error::gone(pid),
-        Some(libc::EACCES | libc::EPERM) => Error::new(
-            "not-permitted",
-            format!("cannot open the memory of {pid}: {e}"),
-        ),
-        _ => Error::new(
-            "failed",
-            format!("cannot open the memory of process {pid}: {e}"),
-        ),
+        Some(libc::EACCES | libc::EPERM) => {
+            Error::new("not-permitted", format!("cannot open the memory of {pid}: {e}"))
+        }
+        _ => Error::new("failed", format!("cannot open the memory of process {pid}: {e}")),
     })
 }
 
@@ -275,10 +258,7 @@ impl Owner {
             tgid
         } else {
             // Not a thread, but in the same memory: it has to stand still with the others.
-            self.procs
-                .keys()
-                .copied()
-                .find(|pid| sys::shares_memory(*pid, tid))?
+            self.procs.keys().copied().find(|pid| sys::shares_memory(*pid, tid))?
         };
         self.add_thread(pid, tid);
         Some(pid)
@@ -297,12 +277,7 @@ impl Owner {
         // The child may have stopped, or even died, before its parent told us. A stranger's first stop sorts it out.
         if Status::read(child).is_some_and(|s| s.tgid == pid) {
             self.add_thread(pid, child);
-            self.shared.push(Event {
-                kind: EventKind::Clone,
-                pid,
-                tid,
-                value: child.into(),
-            });
+            self.shared.push(Event { kind: EventKind::Clone, pid, tid, value: child.into() });
         }
     }
 
@@ -365,27 +340,19 @@ impl Owner {
             }
         }
         // As above: death is reported.
-        let _ = if stepping && !stop {
-            sys::cont_syscall(tid, signal)
-        } else {
-            sys::cont(tid, signal)
-        };
+        let _ = if stepping && !stop { sys::cont_syscall(tid, signal) } else { sys::cont(tid, signal) };
     }
 
     /// What to deliver for a signal-delivery-stop; None where the thread was taken care of.
     fn on_signal(&mut self, pid: i32, tid: i32, signal: i32) -> Option<i32> {
-        if matches!(signal, libc::SIGSEGV | libc::SIGBUS)
-            && self.procs.get(&pid).is_some_and(|p| p.watch.is_some())
-        {
+        if matches!(signal, libc::SIGSEGV | libc::SIGBUS) && self.procs.get(&pid).is_some_and(|p| p.watch.is_some()) {
             if let Some(fixed) = self.fix_fault(pid, tid, signal) {
                 return fixed;
             }
         }
         // Tracing alone makes an ignored signal wake its thread; the call it was in must not show that.
         if let Ok(mut regs) = sys::get_regs(tid) {
-            if super::stop::returns_eintr(&regs)
-                && Status::read(tid).is_some_and(|s| s.ignores(signal))
-            {
+            if super::stop::returns_eintr(&regs) && Status::read(tid).is_some_and(|s| s.ignores(signal)) {
                 super::stop::rewind(tid, &mut regs);
             }
         }
@@ -413,12 +380,7 @@ impl Owner {
             proc.goal = Goal::Stop;
             proc.announce = Some(Halt::Exec);
         }
-        self.shared.push(Event {
-            kind: EventKind::Exec,
-            pid,
-            tid,
-            value: 0,
-        });
+        self.shared.push(Event { kind: EventKind::Exec, pid, tid, value: 0 });
         self.send_on(pid, pid, 0);
     }
 
@@ -445,12 +407,7 @@ impl Owner {
         }
         if ended {
             let pid = pid.unwrap_or(tid);
-            self.shared.push(Event {
-                kind: EventKind::Exit,
-                pid,
-                tid,
-                value: status.into(),
-            });
+            self.shared.push(Event { kind: EventKind::Exit, pid, tid, value: status.into() });
             self.shared.set_halt(pid, Some(Halt::Exit));
         }
     }
@@ -469,13 +426,11 @@ impl Owner {
 
     pub(super) fn read_memory(&self, pid: i32, addr: u64, buf: &mut [u8]) -> Result<()> {
         let proc = self.procs.get(&pid).ok_or_else(|| Error::gone(pid))?;
-        sys::read_at(proc.mem.as_fd(), addr, buf)
-            .map_err(|e| Error::os(pid, "reading the memory", e).at(addr))
+        sys::read_at(proc.mem.as_fd(), addr, buf).map_err(|e| Error::os(pid, "reading the memory", e).at(addr))
     }
 
     pub(super) fn write_memory(&self, pid: i32, addr: u64, bytes: &[u8]) -> Result<()> {
         let proc = self.procs.get(&pid).ok_or_else(|| Error::gone(pid))?;
-        sys::write_at(proc.mem.as_fd(), addr, bytes)
-            .map_err(|e| Error::os(pid, "writing the memory", e).at(addr))
+        sys::write_at(proc.mem.as_fd(), addr, bytes).map_err(|e| Error::os(pid, "writing the memory", e).at(addr))
     }
 }

@@ -30,12 +30,7 @@ pub struct Site {
 
 impl Site {
     fn inverse(&self) -> Site {
-        Site {
-            old: self.new.clone(),
-            new: self.old.clone(),
-            moves: Vec::new(),
-            ..self.clone()
-        }
+        Site { old: self.new.clone(), new: self.old.clone(), moves: Vec::new(), ..self.clone() }
     }
 
     fn is_inside(&self, addr: u64) -> bool {
@@ -43,11 +38,9 @@ impl Site {
     }
 
     fn check(&self) -> Result<()> {
-        let invalid = |why: &str| {
-            Err(Error::new("invalid", format!("change at {:#x}: {why}", self.addr)).at(self.addr))
-        };
-        if self.old.len() != self.new.len() || self.new.is_empty() || self.new.len() > LONGEST_WRITE
-        {
+        let invalid =
+            |why: &str| Err(Error::new("invalid", format!("change at {:#x}: {why}", self.addr)).at(self.addr));
+        if self.old.len() != self.new.len() || self.new.is_empty() || self.new.len() > LONGEST_WRITE {
             return invalid("old and new bytes do not match in length, or are too many");
         }
         if self.addr % PAGE + self.new.len() as u64 > PAGE {
@@ -101,36 +94,18 @@ impl<'a> Plan<'a> {
         sorted.sort_unstable_by_key(|s| s.addr);
         for (i, site) in sorted.iter().enumerate() {
             site.check()?;
-            if sorted.get(i + 1).is_some_and(|next| {
-                next.addr - site.addr < site.window_len.max(site.new.len() as u64)
-            }) {
+            if sorted.get(i + 1).is_some_and(|next| next.addr - site.addr < site.window_len.max(site.new.len() as u64))
+            {
                 return Err(Error::new("invalid", "two changes overlap").at(site.addr));
             }
         }
-        let windows = Ranges::new(
-            sorted
-                .iter()
-                .map(|s| (s.addr + 1, s.addr + s.window_len))
-                .collect(),
-        );
-        Ok(Plan {
-            sites: sorted,
-            windows,
-            words,
-            scanner: Scanner::new(pid)?,
-            moves: Vec::new(),
-        })
+        let windows = Ranges::new(sorted.iter().map(|s| (s.addr + 1, s.addr + s.window_len)).collect());
+        Ok(Plan { sites: sorted, windows, words, scanner: Scanner::new(pid)?, moves: Vec::new() })
     }
 
     fn site_around(&self, addr: u64) -> Option<&'a Site> {
-        let before = self
-            .sites
-            .partition_point(|s| s.addr < addr)
-            .checked_sub(1)?;
-        self.sites
-            .get(before)
-            .copied()
-            .filter(|s| s.is_inside(addr))
+        let before = self.sites.partition_point(|s| s.addr < addr).checked_sub(1)?;
+        self.sites.get(before).copied().filter(|s| s.is_inside(addr))
     }
 
     /// Collect the moves that make all windows free.
@@ -143,27 +118,17 @@ impl<'a> Plan<'a> {
         for (&tid, thread) in threads.iter().filter(|(_, t)| t.is_stopped()) {
             let rip = thread.regs.rip;
             let in_call = thread.regs.orig_rax as i64 >= 0;
-            if in_call
-                && (self.site_around(rip.wrapping_sub(2)).is_some()
-                    || self.site_around(rip).is_some())
-            {
+            if in_call && (self.site_around(rip.wrapping_sub(2)).is_some() || self.site_around(rip).is_some()) {
                 return Err(Obstacle::RestartPoint { tid, rip });
             }
             if let Some(site) = self.site_around(rip) {
-                let copy = site
-                    .moves
-                    .iter()
-                    .find(|(offset, _)| site.addr + offset == rip);
-                let Some((_, copy)) = copy.filter(|_| self.moves.len() < self.moves.capacity())
-                else {
+                let copy = site.moves.iter().find(|(offset, _)| site.addr + offset == rip);
+                let Some((_, copy)) = copy.filter(|_| self.moves.len() < self.moves.capacity()) else {
                     return Err(Obstacle::Thread { tid, rip });
                 };
                 self.moves.push((tid, *copy));
             }
-            if let Some((addr, word)) =
-                self.scanner
-                    .find(pid, thread.regs.rsp, &self.windows, self.words)
-            {
+            if let Some((addr, word)) = self.scanner.find(pid, thread.regs.rsp, &self.windows, self.words) {
                 return Err(Obstacle::Stack { tid, addr, word });
             }
         }
@@ -175,11 +140,7 @@ impl Owner {
     /// Make the change; returns the ns that the target stood still for it. `all_words`: any word on a stack that points
     /// into a window refuses (for windows that hold a call), rather than signal frames only.
     pub fn apply(&mut self, pid: i32, sites: &[Site], all_words: bool) -> Result<u64> {
-        let words = if all_words {
-            Words::All
-        } else {
-            Words::SignalFrames
-        };
+        let words = if all_words { Words::All } else { Words::SignalFrames };
         let mut plan = Plan::new(pid, sites, words)?;
         let stopped_at = self.attached(pid, |owner| owner.make_change(pid, &mut plan))?;
         let stood = stopped_at.elapsed();
@@ -228,10 +189,7 @@ impl Owner {
             if let Some(got) = found.get_mut(..want.len()) {
                 self.read_memory(pid, site.addr, got)?;
                 if got != want {
-                    return Ok(Err(Mismatch {
-                        addr: site.addr,
-                        found,
-                    }));
+                    return Ok(Err(Mismatch { addr: site.addr, found }));
                 }
             }
         }
@@ -268,33 +226,20 @@ impl Owner {
                 for site in &plan.sites {
                     self.write_memory(pid, site.addr, &site.old)?;
                 }
-                Err(Error::new(
-                    "failed",
-                    format!("the code of process {pid} did not take the change"),
-                )
-                .at(mismatch.addr))
+                Err(Error::new("failed", format!("the code of process {pid} did not take the change"))
+                    .at(mismatch.addr))
             }
         }
     }
 }
 
 fn foreign(pid: i32, plan: &Plan<'_>, mismatch: &Mismatch) -> Error {
-    let hex = |bytes: &[u8]| {
-        bytes
-            .iter()
-            .map(|b| format!("{b:02x}"))
-            .collect::<Vec<_>>()
-            .join(" ")
-    };
+    let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(" ");
     let site = plan.sites.iter().find(|s| s.addr == mismatch.addr);
     let (want, len) = site.map_or((String::new(), 0), |s| (hex(&s.old), s.old.len()));
     let found = hex(mismatch.found.get(..len).unwrap_or_default());
     let addr = mismatch.addr;
-    Error::new(
-        "foreign-probe",
-        format!("process {pid} has {found} at {addr:#x} where {want} is expected"),
-    )
-    .at(addr)
+    Error::new("foreign-probe", format!("process {pid} has {found} at {addr:#x} where {want} is expected")).at(addr)
 }
 
 #[cfg(test)]
@@ -302,13 +247,7 @@ mod tests {
     use super::*;
 
     fn site(addr: u64, len: u64) -> Site {
-        Site {
-            addr,
-            old: vec![0x90; 5],
-            new: vec![0xe9; 5],
-            window_len: len,
-            moves: vec![(1, 0x9000)],
-        }
+        Site { addr, old: vec![0x90; 5], new: vec![0xe9; 5], window_len: len, moves: vec![(1, 0x9000)] }
     }
 
     #[test]

@@ -23,16 +23,11 @@ pub struct Status {
 impl Status {
     /// Of any task, by its tid; None when it is gone.
     pub fn read(tid: i32) -> Option<Status> {
-        Some(Status::parse(
-            &fs::read_to_string(format!("/proc/{tid}/status")).ok()?,
-        ))
+        Some(Status::parse(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?))
     }
 
     fn parse(text: &str) -> Status {
-        let mut out = Status {
-            state: '?',
-            ..Status::default()
-        };
+        let mut out = Status { state: '?', ..Status::default() };
         for line in text.lines() {
             let Some((key, value)) = line.split_once(':') else {
                 continue;
@@ -44,13 +39,7 @@ impl Status {
                 "State" => out.state = value.chars().next().unwrap_or('?'),
                 "Tgid" => out.tgid = value.parse().unwrap_or(0),
                 "TracerPid" => out.tracer = value.parse().unwrap_or(0),
-                "Uid" => {
-                    out.uid = value
-                        .split_whitespace()
-                        .next()
-                        .and_then(|v| v.parse().ok())
-                        .unwrap_or(0)
-                }
+                "Uid" => out.uid = value.split_whitespace().next().and_then(|v| v.parse().ok()).unwrap_or(0),
                 "Seccomp" => out.seccomp = value.parse().unwrap_or(0),
                 "SigPnd" | "ShdPnd" => out.pending |= hex(),
                 "SigBlk" => out.blocked = hex(),
@@ -76,20 +65,14 @@ impl Status {
     /// Whether the program ignores `signal`, by its own wish or by default (signal(7)).
     pub fn ignores(&self, signal: i32) -> bool {
         let bit = bit(signal);
-        let default_ignored = matches!(
-            signal,
-            libc::SIGCHLD | libc::SIGURG | libc::SIGWINCH | libc::SIGCONT
-        );
+        let default_ignored = matches!(signal, libc::SIGCHLD | libc::SIGURG | libc::SIGWINCH | libc::SIGCONT);
         self.ignored & bit != 0 || default_ignored && self.caught & bit == 0
     }
 }
 
 /// The bit of a signal in a kernel signal set.
 pub fn bit(signal: i32) -> u64 {
-    u32::try_from(signal - 1)
-        .ok()
-        .and_then(|n| 1u64.checked_shl(n))
-        .unwrap_or(0)
+    u32::try_from(signal - 1).ok().and_then(|n| 1u64.checked_shl(n)).unwrap_or(0)
 }
 
 /// The tids of a process; an error when there is no such process.
@@ -97,12 +80,7 @@ pub fn tasks(pid: i32) -> Result<Vec<i32>, Error> {
     let gone = |_| Error::gone(pid);
     let mut out = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/task")).map_err(gone)? {
-        if let Some(tid) = entry
-            .map_err(gone)?
-            .file_name()
-            .to_str()
-            .and_then(|n| n.parse().ok())
-        {
+        if let Some(tid) = entry.map_err(gone)?.file_name().to_str().and_then(|n| n.parse().ok()) {
             out.push(tid);
         }
     }
@@ -120,10 +98,7 @@ pub struct Mapping {
 
 pub fn maps(pid: i32) -> Result<Vec<Mapping>, Error> {
     let text = fs::read(format!("/proc/{pid}/maps")).map_err(|_| Error::gone(pid))?;
-    Ok(String::from_utf8_lossy(&text)
-        .lines()
-        .filter_map(parse_mapping)
-        .collect())
+    Ok(String::from_utf8_lossy(&text).lines().filter_map(parse_mapping).collect())
 }
 
 fn parse_mapping(line: &str) -> Option<Mapping> {
@@ -132,12 +107,7 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
     let executable = words.next()?.contains('x');
     let name = words.nth(3).unwrap_or("").trim_start().to_owned();
     let hex = |v| u64::from_str_radix(v, 16).ok();
-    Some(Mapping {
-        start: hex(start)?,
-        end: hex(end)?,
-        executable,
-        name,
-    })
+    Some(Mapping { start: hex(start)?, end: hex(end)?, executable, name })
 }
 
 #[cfg(test)]
@@ -151,36 +121,23 @@ mod tests {
              SigPnd:\t0000000000000001\nShdPnd:\t0000000000004000\nSigBlk:\t0000000000000001\n\
              SigIgn:\t0000000000001000\nSigCgt:\t0000000000004000\nVmSize:\t 1 kB\n",
         );
-        assert_eq!(
-            (s.name.as_str(), s.state, s.tgid, s.uid, s.seccomp),
-            ("x y", 'S', 7, 5, 2)
-        );
+        assert_eq!((s.name.as_str(), s.state, s.tgid, s.uid, s.seccomp), ("x y", 'S', 7, 5, 2));
         assert!(s.has_memory && s.handler_is_due() && !s.is_dead());
         assert!(s.ignores(13) && s.ignores(libc::SIGCHLD) && !s.ignores(15));
     }
 
     #[test]
     fn mapping_lines() {
-        let m = parse_mapping("7f00-8000 r-xp 00000000 08:01 12    /lib/a b (deleted)")
-            .expect("parses");
-        assert_eq!(
-            (m.start, m.end, m.executable, m.name.as_str()),
-            (0x7f00, 0x8000, true, "/lib/a b (deleted)")
-        );
+        let m = parse_mapping("7f00-8000 r-xp 00000000 08:01 12    /lib/a b (deleted)").expect("parses");
+        assert_eq!((m.start, m.end, m.executable, m.name.as_str()), (0x7f00, 0x8000, true, "/lib/a b (deleted)"));
         assert_eq!(parse_mapping("zz"), None);
-        assert_eq!(
-            parse_mapping("1000-2000 rw-p 0 0:0 0").map(|m| m.name),
-            Some(String::new())
-        );
+        assert_eq!(parse_mapping("1000-2000 rw-p 0 0:0 0").map(|m| m.name), Some(String::new()));
     }
 
     #[test]
     fn own_tasks_and_maps() {
         let pid = std::process::id() as i32;
         assert!(tasks(pid).expect("own tasks").contains(&pid));
-        assert!(maps(pid)
-            .expect("own maps")
-            .iter()
-            .any(|m| m.name == "[vdso]" && m.executable));
+        assert!(maps(pid).expect("own maps").iter().any(|m| m.name == "[vdso]" && m.executable));
     }
 }

@@ -100,9 +100,7 @@ impl Borrowed {
     fn wait(&self) -> std::result::Result<(i32, i32), Lost> {
         loop {
             match sys::wait_for(self.tid) {
-                Some((_, status)) if libc::WIFSTOPPED(status) => {
-                    return Ok((status >> 16, libc::WSTOPSIG(status)))
-                }
+                Some((_, status)) if libc::WIFSTOPPED(status) => return Ok((status >> 16, libc::WSTOPSIG(status))),
                 Some((_, status)) => return Err(Lost(status)),
                 None => {
                     sys::sleep_until(None);
@@ -125,13 +123,7 @@ impl Owner {
     }
 
     /// Same on one stopped thread; others may run.
-    pub(super) fn remote_on(
-        &mut self,
-        pid: i32,
-        tid: i32,
-        calls: &[Call],
-        scratch: &mut [u8],
-    ) -> Result<Vec<i64>> {
+    pub(super) fn remote_on(&mut self, pid: i32, tid: i32, calls: &[Call], scratch: &mut [u8]) -> Result<Vec<i64>> {
         let syscall_addr = self.find_syscall(pid)?;
         let suspended = self.pass_seccomp(pid, tid)?;
         let done = self.borrow(pid, tid, syscall_addr, calls, scratch);
@@ -141,14 +133,7 @@ impl Owner {
         done
     }
 
-    fn borrow(
-        &mut self,
-        pid: i32,
-        tid: i32,
-        at: u64,
-        calls: &[Call],
-        scratch: &mut [u8],
-    ) -> Result<Vec<i64>> {
+    fn borrow(&mut self, pid: i32, tid: i32, at: u64, calls: &[Call], scratch: &mut [u8]) -> Result<Vec<i64>> {
         let os = |e| Error::os(pid, "borrowing a thread", e);
         let mut saved = sys::get_regs(tid).map_err(os)?;
         if let Some(abort) = self.rseq_abort(pid, tid, saved.rip) {
@@ -157,12 +142,7 @@ impl Owner {
         }
         let mask = sys::get_sigmask(tid).map_err(os)?;
         sys::set_sigmask(tid, u64::MAX).map_err(os)?;
-        let borrowed = Borrowed {
-            tid,
-            saved,
-            mask,
-            syscall_addr: at,
-        };
+        let borrowed = Borrowed { tid, saved, mask, syscall_addr: at };
         let mut results = Vec::with_capacity(calls.len());
         let outcome = self.run_calls(pid, &borrowed, calls, scratch, &mut results);
         match outcome.and_then(|done| borrowed.give_back().map(|group| (done, group))) {
@@ -202,19 +182,13 @@ impl Owner {
             }
             page = got as u64;
         }
-        let mut done = if scratch.is_empty() {
-            Ok(())
-        } else {
-            self.write_memory(pid, page, scratch)
-        };
+        let mut done = if scratch.is_empty() { Ok(()) } else { self.write_memory(pid, page, scratch) };
         if done.is_ok() {
             for call in calls {
                 let args = call.args.map(|arg| match arg {
                     Arg::Value(value) => value,
                     Arg::Scratch(offset) => page.wrapping_add(offset),
-                    Arg::Result { index, add } => results
-                        .get(index)
-                        .map_or(0, |r| (*r as u64).wrapping_add(add)),
+                    Arg::Result { index, add } => results.get(index).map_or(0, |r| (*r as u64).wrapping_add(add)),
                 });
                 let result = borrowed.call(call.number, args)?;
                 results.push(result);
@@ -252,28 +226,16 @@ impl Owner {
                 break;
             }
         }
-        let none = || {
-            Error::new(
-                "unsupported",
-                format!("process {pid} has no thread in 64-bit code"),
-            )
-        };
+        let none = || Error::new("unsupported", format!("process {pid} has no thread in 64-bit code"));
         best.map(|(_, tid)| tid).ok_or_else(none)
     }
 
     /// Before the first call: get the filter out of the way, or refuse. True where it is suspended now.
     fn pass_seccomp(&mut self, pid: i32, tid: i32) -> Result<bool> {
         let status = Status::read(tid).ok_or_else(|| Error::gone(pid))?;
-        let refuse = |why: &str| {
-            Err(Error::new(
-                "seccomp",
-                format!("process {pid} ({}) {why}", status.name),
-            ))
-        };
+        let refuse = |why: &str| Err(Error::new("seccomp", format!("process {pid} ({}) {why}", status.name)));
         if sys::dispatches_syscalls(tid) {
-            return refuse(
-                "handles its own system calls (user dispatch), so none can be made in it",
-            );
+            return refuse("handles its own system calls (user dispatch), so none can be made in it");
         }
         if status.seccomp == 0 {
             return Ok(false);
@@ -308,10 +270,7 @@ impl Owner {
                 return Ok(found);
             }
         }
-        Err(Error::new(
-            "unsupported",
-            format!("process {pid} has no syscall instruction"),
-        ))
+        Err(Error::new("unsupported", format!("process {pid} has no syscall instruction")))
     }
 
     /// Where the kernel would send a thread that was interrupted in a restartable sequence (struct rseq_cs,
@@ -319,15 +278,13 @@ impl Owner {
     fn rseq_abort(&self, pid: i32, tid: i32, rip: u64) -> Option<u64> {
         let rseq = sys::rseq_address(tid)?;
         let mut pointer = [0u8; 8];
-        self.read_memory(pid, rseq.checked_add(8)?, &mut pointer)
-            .ok()?;
+        self.read_memory(pid, rseq.checked_add(8)?, &mut pointer).ok()?;
         let section = u64::from_le_bytes(pointer);
         if section == 0 {
             return None;
         }
         let mut fields = [[0u8; 8]; 4];
-        self.read_memory(pid, section, fields.as_flattened_mut())
-            .ok()?;
+        self.read_memory(pid, section, fields.as_flattened_mut()).ok()?;
         let [_, start, length, abort] = fields.map(u64::from_le_bytes);
         (rip.wrapping_sub(start) < length).then_some(abort)
     }

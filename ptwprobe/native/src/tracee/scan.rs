@@ -33,17 +33,10 @@ impl Ranges {
     }
 
     pub fn contains(&self, addr: u64) -> bool {
-        match self.0.get(
-            self.0
-                .partition_point(|(start, _)| *start <= addr)
-                .wrapping_sub(1),
-        ) {
+        match self.0.get(self.0.partition_point(|(start, _)| *start <= addr).wrapping_sub(1)) {
             // Ranges may overlap; the one that starts last before `addr` is not always the one that reaches furthest.
             Some((_, end)) if addr < *end => true,
-            Some(_) => self
-                .0
-                .iter()
-                .any(|(start, end)| (*start..*end).contains(&addr)),
+            Some(_) => self.0.iter().any(|(start, end)| (*start..*end).contains(&addr)),
             None => false,
         }
     }
@@ -67,25 +60,13 @@ pub struct Scanner {
 
 impl Scanner {
     pub fn new(pid: i32) -> Result<Scanner> {
-        let areas = procfs::maps(pid)?
-            .iter()
-            .map(|m| (m.start, m.end))
-            .collect();
-        Ok(Scanner {
-            buffer: vec![0; READ_AT_ONCE],
-            areas,
-        })
+        let areas = procfs::maps(pid)?.iter().map(|m| (m.start, m.end)).collect();
+        Ok(Scanner { buffer: vec![0; READ_AT_ONCE], areas })
     }
 
     /// The first word of the stack at `rsp`, or of a stack that it interrupted, that refers into `ranges`:
     /// (address of the word, the word).
-    pub fn find(
-        &mut self,
-        pid: i32,
-        rsp: u64,
-        ranges: &Ranges,
-        words: Words,
-    ) -> Option<(u64, u64)> {
+    pub fn find(&mut self, pid: i32, rsp: u64, ranges: &Ranges, words: Words) -> Option<(u64, u64)> {
         let mut todo = [0u64; STACKS_FOLLOWED];
         todo[0] = rsp;
         let mut known = 1;
@@ -93,20 +74,13 @@ impl Scanner {
         while next < known {
             let start = todo.get(next).copied()?.saturating_sub(RED_ZONE) & !7;
             next += 1;
-            let area = self
-                .areas
-                .iter()
-                .find(|(low, high)| (*low..*high).contains(&start));
-            let end = area
-                .map_or(u64::MAX, |(_, high)| *high)
-                .min(start.saturating_add(STACK_LIMIT));
+            let area = self.areas.iter().find(|(low, high)| (*low..*high).contains(&start));
+            let end = area.map_or(u64::MAX, |(_, high)| *high).min(start.saturating_add(STACK_LIMIT));
             let mut at = start;
             // The three words before the one in hand: rsp, rip and flags of a frame whose segments come now.
             let mut before = [0u64; 3];
             while at < end {
-                let want = usize::try_from(end - at)
-                    .unwrap_or(READ_AT_ONCE)
-                    .min(READ_AT_ONCE);
+                let want = usize::try_from(end - at).unwrap_or(READ_AT_ONCE).min(READ_AT_ONCE);
                 let buffer = self.buffer.get_mut(..want)?;
                 let got = sys::read_memory(pid, at, buffer);
                 for (i, word) in buffer.get(..got)?.chunks_exact(8).enumerate() {
@@ -152,12 +126,7 @@ impl Owner {
                 orig_rax: t.regs.orig_rax,
                 rax: t.regs.rax,
             };
-            Ok(proc
-                .threads
-                .iter()
-                .filter(|(_, t)| t.is_stopped())
-                .map(state)
-                .collect())
+            Ok(proc.threads.iter().filter(|(_, t)| t.is_stopped()).map(state).collect())
         })
     }
 
@@ -171,9 +140,7 @@ impl Owner {
             let mut found = Vec::new();
             for (tid, thread) in proc.threads.iter().filter(|(_, t)| t.is_stopped()) {
                 let regs = &thread.regs;
-                if ranges.contains(regs.rip)
-                    || scanner.find(pid, regs.rsp, &ranges, Words::All).is_some()
-                {
+                if ranges.contains(regs.rip) || scanner.find(pid, regs.rsp, &ranges, Words::All).is_some() {
                     found.push(*tid);
                 }
             }
@@ -202,22 +169,13 @@ mod tests {
         stack[151] = 0x5678; // saved rip
         stack[152] = 0x246;
         stack[153] = SEGMENTS;
-        let mut scanner = Scanner {
-            buffer: vec![0; READ_AT_ONCE],
-            areas: Vec::new(),
-        };
+        let mut scanner = Scanner { buffer: vec![0; READ_AT_ONCE], areas: Vec::new() };
         let base = stack.as_ptr() as u64;
         scanner.areas.push((base & !0xf, base + 2048));
         let rsp = base + 256;
         let mut find = |range, words| scanner.find(pid, rsp, &Ranges::new(vec![range]), words);
-        assert_eq!(
-            find((0x1230, 0x1240), Words::All),
-            Some((base + 800, 0x1234))
-        );
+        assert_eq!(find((0x1230, 0x1240), Words::All), Some((base + 800, 0x1234)));
         assert_eq!(find((0x1230, 0x1240), Words::SignalFrames), None);
-        assert_eq!(
-            find((0x5678, 0x5679), Words::SignalFrames),
-            Some((base + 151 * 8, 0x5678))
-        );
+        assert_eq!(find((0x5678, 0x5679), Words::SignalFrames), Some((base + 151 * 8, 0x5678)));
     }
 }

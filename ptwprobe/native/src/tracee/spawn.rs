@@ -81,11 +81,7 @@ impl Shared {
     }
 
     /// Wait for `take` to find something in the state.
-    fn wait<T>(
-        &self,
-        timeout: Duration,
-        mut take: impl FnMut(&mut State) -> Option<T>,
-    ) -> Option<T> {
+    fn wait<T>(&self, timeout: Duration, mut take: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();
         loop {
@@ -96,11 +92,7 @@ impl Shared {
             if left.is_zero() || self.owner_ended.load(Ordering::Acquire) {
                 return None;
             }
-            state = self
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -127,22 +119,13 @@ impl Handle {
         let owner = Owner::new(shared.clone());
         // SAFETY: reads an id.
         let recorder = unsafe { libc::getpid() };
-        let start = Start {
-            owner,
-            commands: receiver,
-            recorder,
-            ready,
-        };
+        let start = Start { owner, commands: receiver, recorder, ready };
         let ours = shared.clone();
         let host = std::thread::Builder::new()
             .name("ptwprobe-host".into())
             .spawn(move || host(start, &ours))
             .map_err(|e| Error::new("failed", format!("cannot start the tracing thread: {e}")))?;
-        let handle = Handle {
-            commands,
-            shared,
-            host: Mutex::new(Some(host)),
-        };
+        let handle = Handle { commands, shared, host: Mutex::new(Some(host)) };
         if started.recv().is_err() {
             handle.end();
             return Err(Error::new("failed", "cannot start the tracing task"));
@@ -151,17 +134,12 @@ impl Handle {
     }
 
     /// Run `work` in the owner and wait for what it returns.
-    pub fn call<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&mut Owner) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
+    pub fn call<T: Send + 'static>(&self, work: impl FnOnce(&mut Owner) -> Result<T> + Send + 'static) -> Result<T> {
         let ended = || Error::new("ended", "the tracing task has ended");
         let (reply, answer) = mpsc::channel();
         let command = move |owner: &mut Owner| {
             let done = catch_unwind(AssertUnwindSafe(|| work(owner)));
-            let done = done.unwrap_or_else(|_| {
-                Err(Error::new("failed", "the tracing task broke off a command"))
-            });
+            let done = done.unwrap_or_else(|_| Err(Error::new("failed", "the tracing task broke off a command")));
             // The caller may have been torn down meanwhile; then nobody wants the answer.
             let _ = reply.send(done);
         };
@@ -172,9 +150,7 @@ impl Handle {
                 Ok(result) => return result,
                 Err(RecvTimeoutError::Disconnected) => return Err(ended()),
                 // A killed owner drops nothing, so its end shows here only.
-                Err(RecvTimeoutError::Timeout)
-                    if self.shared.owner_ended.load(Ordering::Acquire) =>
-                {
+                Err(RecvTimeoutError::Timeout) if self.shared.owner_ended.load(Ordering::Acquire) => {
                     return Err(ended())
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -184,16 +160,13 @@ impl Handle {
 
     /// Events since the last call; waits up to `timeout` for the first.
     pub fn events(&self, timeout: Duration) -> Vec<Event> {
-        let take = |state: &mut State| {
-            (!state.events.is_empty()).then(|| state.events.drain(..).collect())
-        };
+        let take = |state: &mut State| (!state.events.is_empty()).then(|| state.events.drain(..).collect());
         self.shared.wait(timeout, take).unwrap_or_default()
     }
 
     /// Wait until a launched process stands still.
     pub fn wait_halt(&self, pid: i32, timeout: Duration) -> Option<Halt> {
-        self.shared
-            .wait(timeout, |state| state.halts.get(&pid).copied())
+        self.shared.wait(timeout, |state| state.halts.get(&pid).copied())
     }
 
     /// The pid of the owner: what a target shows as its tracer.
@@ -211,11 +184,7 @@ impl Handle {
 
     /// End the owner and wait for it.
     pub fn end(&self) {
-        let host = self
-            .host
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let host = self.host.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(host) = host {
             if self.commands.send(Box::new(Owner::end)).is_ok() {
                 self.kick();
@@ -257,9 +226,7 @@ fn host(start: Start, shared: &Shared) {
                 drop(Box::from_raw(argument));
             } else {
                 let mut status = 0;
-                while libc::waitpid(owner, &mut status, libc::__WALL) < 0
-                    && sys::errno() == libc::EINTR
-                {}
+                while libc::waitpid(owner, &mut status, libc::__WALL) < 0 && sys::errno() == libc::EINTR {}
             }
             libc::munmap(stack, STACK);
         }
@@ -270,12 +237,7 @@ fn host(start: Start, shared: &Shared) {
 
 extern "C" fn run(argument: *mut libc::c_void) -> libc::c_int {
     // SAFETY: `host` made the box for us and does not touch it again.
-    let Start {
-        mut owner,
-        commands,
-        recorder,
-        ready,
-    } = *unsafe { Box::from_raw(argument.cast::<Start>()) };
+    let Start { mut owner, commands, recorder, ready } = *unsafe { Box::from_raw(argument.cast::<Start>()) };
     // SAFETY: each call changes this task only: its name, its signal table (not shared), its death signal.
     let me = unsafe {
         libc::prctl(libc::PR_SET_NAME, c"ptwprobe-owner".as_ptr());

@@ -79,10 +79,7 @@ impl Owner {
                 let proc = self.proc(pid)?;
                 if proc.generation != generation {
                     self.go(pid);
-                    return Err(Error::new(
-                        "gone",
-                        format!("process {pid} executes another program"),
-                    ));
+                    return Err(Error::new("gone", format!("process {pid} executes another program")));
                 }
                 if proc.running == 0 {
                     break;
@@ -109,19 +106,11 @@ impl Owner {
 
     /// Undo a stop that did not come about.
     fn give_up(&mut self, pid: i32) -> Error {
-        let stuck = self
-            .procs
-            .get(&pid)
-            .and_then(|p| p.threads.iter().find(|(_, t)| t.state == State::Running));
-        let stuck = stuck.map_or_else(String::new, |(tid, _)| {
-            format!(": thread {tid} did not stop")
-        });
+        let stuck = self.procs.get(&pid).and_then(|p| p.threads.iter().find(|(_, t)| t.state == State::Running));
+        let stuck = stuck.map_or_else(String::new, |(tid, _)| format!(": thread {tid} did not stop"));
         self.go(pid);
         let limit = STOP_LIMIT.as_millis();
-        Error::new(
-            "busy",
-            format!("process {pid} does not come to a stand within {limit} ms{stuck}"),
-        )
+        Error::new("busy", format!("process {pid} does not come to a stand within {limit} ms{stuck}"))
     }
 
     /// With all known tasks at a stand, seize those that appeared before the kernel told us of new ones.
@@ -146,10 +135,7 @@ impl Owner {
         let Some(proc) = self.procs.get_mut(&pid) else {
             return;
         };
-        let running = proc
-            .threads
-            .iter()
-            .filter(|(_, t)| t.state == State::Running);
+        let running = proc.threads.iter().filter(|(_, t)| t.state == State::Running);
         for tid in running.map(|(tid, _)| *tid).collect::<Vec<_>>() {
             match Status::read(tid) {
                 Some(status) if status.is_dead() && tid == pid => proc.set_state(tid, State::Dead),
@@ -173,23 +159,14 @@ impl Owner {
         proc.goal = Goal::Run;
         let mut next = 0;
         // By key, since starting a thread may change the table; nothing is allocated.
-        while let Some(tid) = self
-            .procs
-            .get(&pid)
-            .and_then(|p| p.threads.range(next..).next())
-            .map(|(tid, _)| *tid)
-        {
+        while let Some(tid) = self.procs.get(&pid).and_then(|p| p.threads.range(next..).next()).map(|(tid, _)| *tid) {
             self.start(pid, tid);
             next = tid + 1;
         }
     }
 
     /// Run `work` with all tasks of `pid` at a stand; a process that is not attached is attached for that time only.
-    pub(super) fn stopped<T>(
-        &mut self,
-        pid: i32,
-        work: impl FnOnce(&mut Owner) -> Result<T>,
-    ) -> Result<T> {
+    pub(super) fn stopped<T>(&mut self, pid: i32, work: impl FnOnce(&mut Owner) -> Result<T>) -> Result<T> {
         self.attached(pid, |owner| {
             owner.stop(pid)?;
             work(owner)
@@ -197,11 +174,7 @@ impl Owner {
     }
 
     /// Run `work` with `pid` attached; afterwards it runs on, whether `work` left it standing or not.
-    pub(super) fn attached<T>(
-        &mut self,
-        pid: i32,
-        work: impl FnOnce(&mut Owner) -> Result<T>,
-    ) -> Result<T> {
+    pub(super) fn attached<T>(&mut self, pid: i32, work: impl FnOnce(&mut Owner) -> Result<T>) -> Result<T> {
         if self.procs.contains_key(&pid) {
             let done = work(self);
             self.go(pid);

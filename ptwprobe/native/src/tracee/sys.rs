@@ -10,8 +10,7 @@ pub type Regs = libc::user_regs_struct;
 /// An errno value.
 pub type Errno = i32;
 
-pub const OPTIONS: c_int =
-    libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC;
+pub const OPTIONS: c_int = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC;
 /// `PTRACE_O_SUSPEND_SECCOMP`, linux/ptrace.h.
 pub const SUSPEND_SECCOMP: c_int = 1 << 21;
 const PTRACE_GETSIGMASK: c_uint = 0x420a;
@@ -80,12 +79,7 @@ pub fn get_regs(tid: i32) -> Result<Regs, Errno> {
 }
 
 pub fn set_regs(tid: i32, regs: &Regs) -> Result<(), Errno> {
-    request(
-        libc::PTRACE_SETREGS,
-        tid,
-        0,
-        std::ptr::from_ref(regs) as usize,
-    )
+    request(libc::PTRACE_SETREGS, tid, 0, std::ptr::from_ref(regs) as usize)
 }
 
 /// The signal mask that the thread has outside of calls that lend it another one.
@@ -116,25 +110,14 @@ pub fn signal_code(tid: i32) -> Result<i32, Errno> {
 /// Whether a syscall-stop is the exit of the call (`PTRACE_GET_SYSCALL_INFO`, op 2).
 pub fn is_syscall_exit(tid: i32) -> Result<bool, Errno> {
     let mut info = [0u8; 88];
-    request(
-        libc::PTRACE_GET_SYSCALL_INFO as c_uint,
-        tid,
-        info.len(),
-        info.as_mut_ptr() as usize,
-    )?;
+    request(libc::PTRACE_GET_SYSCALL_INFO as c_uint, tid, info.len(), info.as_mut_ptr() as usize)?;
     Ok(info[0] == 2)
 }
 
 /// Address of the thread's `struct rseq` in the target; None where it has none or the kernel cannot tell.
 pub fn rseq_address(tid: i32) -> Option<u64> {
     let mut config = [0u64; 3];
-    request(
-        PTRACE_GET_RSEQ_CONFIGURATION,
-        tid,
-        size_of_val(&config),
-        config.as_mut_ptr() as usize,
-    )
-    .ok()?;
+    request(PTRACE_GET_RSEQ_CONFIGURATION, tid, size_of_val(&config), config.as_mut_ptr() as usize).ok()?;
     (config[0] != 0).then_some(config[0])
 }
 
@@ -142,14 +125,7 @@ pub fn rseq_address(tid: i32) -> Option<u64> {
 pub fn dispatches_syscalls(tid: i32) -> bool {
     let mut config = [0u64; 4];
     let size = size_of_val(&config);
-    request(
-        PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG,
-        tid,
-        size,
-        config.as_mut_ptr() as usize,
-    )
-    .is_ok()
-        && config[0] != 0
+    request(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, tid, size, config.as_mut_ptr() as usize).is_ok() && config[0] != 0
 }
 
 /// A reported change of any tracee or child of the calling process: (tid, wait status).
@@ -161,13 +137,7 @@ pub fn wait_any() -> Option<(i32, i32)> {
 pub fn wait_for(tid: i32) -> Option<(i32, i32)> {
     let mut status = 0;
     // SAFETY: `status` is a valid place for the status.
-    let got = unsafe {
-        libc::waitpid(
-            tid,
-            &mut status,
-            libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD,
-        )
-    };
+    let got = unsafe { libc::waitpid(tid, &mut status, libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD) };
     (got > 0).then_some((got, status))
 }
 
@@ -188,10 +158,7 @@ pub fn sleep_until(deadline: Option<Instant>) -> bool {
             }
             Some(at) => at.saturating_duration_since(Instant::now()),
         };
-        let time = libc::timespec {
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
+        let time = libc::timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
         libc::sigtimedwait(&set, std::ptr::null_mut(), &time) >= 0 || errno() != libc::EAGAIN
     }
 }
@@ -204,14 +171,7 @@ pub fn shares_memory(a: i32, b: i32) -> bool {
 
 pub fn read_at(file: BorrowedFd<'_>, addr: u64, buf: &mut [u8]) -> Result<(), Errno> {
     // SAFETY: `buf` is valid for its length.
-    let got = unsafe {
-        libc::pread(
-            file.as_raw_fd(),
-            buf.as_mut_ptr().cast(),
-            buf.len(),
-            addr as i64,
-        )
-    };
+    let got = unsafe { libc::pread(file.as_raw_fd(), buf.as_mut_ptr().cast(), buf.len(), addr as i64) };
     match usize::try_from(got) {
         Ok(n) if n == buf.len() => Ok(()),
         Ok(_) => Err(libc::EIO),
@@ -222,14 +182,7 @@ pub fn read_at(file: BorrowedFd<'_>, addr: u64, buf: &mut [u8]) -> Result<(), Er
 /// One write, never split: what does not go in at once is an error.
 pub fn write_at(file: BorrowedFd<'_>, addr: u64, bytes: &[u8]) -> Result<(), Errno> {
     // SAFETY: `bytes` is valid for its length.
-    let got = unsafe {
-        libc::pwrite(
-            file.as_raw_fd(),
-            bytes.as_ptr().cast(),
-            bytes.len(),
-            addr as i64,
-        )
-    };
+    let got = unsafe { libc::pwrite(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), addr as i64) };
     match usize::try_from(got) {
         Ok(n) if n == bytes.len() => Ok(()),
         Ok(_) => Err(libc::EIO),
@@ -239,14 +192,8 @@ pub fn write_at(file: BorrowedFd<'_>, addr: u64, bytes: &[u8]) -> Result<(), Err
 
 /// Up to `buf.len()` bytes of another process at `addr`; the count that is readable in a row.
 pub fn read_memory(pid: i32, addr: u64, buf: &mut [u8]) -> usize {
-    let local = libc::iovec {
-        iov_base: buf.as_mut_ptr().cast(),
-        iov_len: buf.len(),
-    };
-    let remote = libc::iovec {
-        iov_base: addr as *mut c_void,
-        iov_len: buf.len(),
-    };
+    let local = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+    let remote = libc::iovec { iov_base: addr as *mut c_void, iov_len: buf.len() };
     // SAFETY: `local` describes `buf`; the remote side is checked by the kernel.
     let got = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
     usize::try_from(got).unwrap_or(0)

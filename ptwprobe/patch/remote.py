@@ -1,0 +1,100 @@
+"""System calls inside a target, and what the native tracer's errors mean to a user.
+
+Responsible for the numbers of x86-64 Linux (asm/unistd_64.h, linux/mman.h) and for nothing that lasts: what is mapped
+and why is in ``patch.install``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from ptwprobe._native import NativeError, Tracer
+from ptwprobe.errors import (
+    PermissionDeniedError,
+    PtwprobeError,
+    RefusalReason,
+    RefusedError,
+    TargetError,
+    TargetGoneError,
+    UnsupportedError,
+)
+
+PAGE = 4096
+
+SYS_CLOSE = 3
+SYS_MMAP = 9
+SYS_MUNMAP = 11
+SYS_MADVISE = 28
+SYS_MEMFD_CREATE = 319
+
+PROT_NONE, PROT_READ, PROT_WRITE, PROT_EXEC = 0, 1, 2, 4
+MAP_SHARED, MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS = 0x01, 0x02, 0x10, 0x20
+MAP_NORESERVE, MAP_FIXED_NOREPLACE = 0x4000, 0x100000
+MADV_DONTDUMP, MADV_WIPEONFORK = 16, 18
+MFD_CLOEXEC, MFD_ALLOW_SEALING = 1, 2
+
+Argument: TypeAlias = "int | tuple[int, int]"
+"""A number, or (index of an earlier call, addend), or (-1, offset in the scratch bytes)."""
+Call: TypeAlias = tuple[int, list[Argument]]
+
+
+def scratch(offset: int = 0) -> Argument:
+    """The address of a scratch byte in the target."""
+    return (-1, offset)
+
+
+def result(index: int, add: int = 0) -> Argument:
+    """The result of call ``index`` of the batch, plus ``add``."""
+    return (index, add)
+
+
+def error_of(error: NativeError, pid: int) -> PtwprobeError:
+    """The exception for a user that stands for a native one."""
+    kind, message, _ = error.args
+    if kind == "gone":
+        return TargetGoneError(message)
+    if kind == "not-permitted":
+        return PermissionDeniedError(message, "run as root or as the owner of the process, and detach other tracers")
+    if kind == "busy":
+        return RefusedError(RefusalReason.BUSY, message, "try again, or when the process does something else")
+    if kind == "seccomp":
+        return RefusedError(RefusalReason.SECCOMP, message, "run as root, or use the uprobe channel")
+    if kind == "foreign-probe":
+        return RefusedError(RefusalReason.FOREIGN_PROBE, message, "remove the other tool's probe first")
+    if kind == "unsupported":
+        return UnsupportedError(message)
+    return TargetError(f"process {pid}: {message}")
+
+
+@contextmanager
+def native_errors(pid: int) -> Iterator[None]:
+    """Raise the errors of ``ptwprobe.errors`` in place of native ones."""
+    try:
+        yield
+    except NativeError as error:
+        raise error_of(error, pid) from error
+
+
+class RemoteCallError(TargetError):
+    """A system call in the target failed. ``results``: those of the calls before it."""
+
+    def __init__(self, pid: int, what: str, number: int, results: list[int]) -> None:
+        super().__init__(f"process {pid}: {what} failed: {os.strerror(number)} ({errno.errorcode.get(number, number)})")
+        self.number = number
+        self.results = results
+
+
+def call_remotely(
+    tracer: Tracer, pid: int, calls: Sequence[tuple[str, Call]], scratch_bytes: bytes | None = None
+) -> list[int]:
+    """Execute named ``calls`` in one stop of the target. Raises RemoteCallError for the first that fails."""
+    with native_errors(pid):
+        results = tracer.remote(pid, [call for _, call in calls], scratch_bytes)
+    if results and -4096 < results[-1] < 0:
+        name = calls[len(results) - 1][0]
+        raise RemoteCallError(pid, name, -results[-1], results[:-1])
+    return results
