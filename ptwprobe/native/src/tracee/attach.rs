@@ -27,12 +27,7 @@ impl Owner {
         let kept = std::mem::take(&mut self.leaving);
         let (back, kept) = kept.into_iter().partition(|tid| Status::read(*tid).is_some_and(|s| s.tgid == pid));
         self.leaving = kept;
-        let proc = match Proc::open(pid) {
-            Ok(proc) => proc,
-            Err(e) if e.kind == "not-permitted" => return Err(explain(pid, &status, libc::EPERM)),
-            Err(e) => return Err(e),
-        };
-        self.procs.insert(pid, proc);
+        self.procs.insert(pid, Proc::new());
         for tid in back {
             self.add_thread(pid, tid);
         }
@@ -43,13 +38,19 @@ impl Owner {
                 Err(e) => break Err(e),
             }
         };
+        // Only now, when an exec would be told: what was opened before could be another program's memory, even another
+        // process's (a vfork child's, up to its exec).
+        let seized = seized.and_then(|()| super::owner::open_memory(pid));
         let empty = self.procs.get(&pid).is_none_or(|p| p.threads.is_empty());
         match seized {
-            Ok(()) if empty => {
+            _ if empty => {
                 self.procs.remove(&pid);
-                Err(Error::gone(pid))
+                seized.and(Err(Error::gone(pid)))
             }
-            Ok(()) => Ok(()),
+            Ok(memory) => {
+                self.proc(pid)?.mem = Some(memory);
+                Ok(())
+            }
             Err(e) => {
                 let _ = self.detach(pid);
                 Err(e)

@@ -156,7 +156,7 @@ impl Owner {
 
     fn begin_launched(&mut self, pid: i32, go: &OwnedFd) -> Result<()> {
         sys::seize(pid).map_err(|e| Error::os(pid, "seizing the new process", e))?;
-        let mut proc = Proc::open(pid)?;
+        let mut proc = Proc::new();
         proc.complete = true;
         proc.stepping = true;
         self.procs.insert(pid, proc);

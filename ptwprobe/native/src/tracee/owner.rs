@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Instant;
@@ -75,15 +75,16 @@ pub struct Proc {
     pub announce: Option<Halt>,
     /// Counts the programs this process has run.
     pub generation: u32,
-    pub mem: File,
+    /// Of the program that runs now; None where it may not be opened.
+    pub mem: Option<File>,
     /// Address of a `syscall` instruction, 0 when not looked for yet.
     pub syscall_addr: u64,
     pub watch: Option<Watch>,
 }
 
 impl Proc {
-    pub fn open(pid: i32) -> Result<Proc> {
-        Ok(Proc {
+    pub fn new() -> Proc {
+        Proc {
             threads: BTreeMap::new(),
             running: 0,
             goal: Goal::Run,
@@ -92,10 +93,15 @@ impl Proc {
             held: false,
             announce: None,
             generation: 0,
-            mem: open_memory(pid)?,
+            mem: None,
             syscall_addr: 0,
             watch: None,
-        })
+        }
+    }
+
+    pub fn memory(&self, pid: i32) -> Result<BorrowedFd<'_>> {
+        let none = || Error::new("not-permitted", format!("the memory of process {pid} cannot be opened"));
+        self.mem.as_ref().map(AsFd::as_fd).ok_or_else(none)
     }
 
     pub fn set_state(&mut self, tid: i32, state: State) {
@@ -373,9 +379,7 @@ impl Owner {
         proc.generation += 1;
         proc.syscall_addr = 0;
         proc.watch = None;
-        if let Ok(memory) = memory {
-            proc.mem = memory;
-        }
+        proc.mem = memory.ok();
         if proc.stepping {
             proc.goal = Goal::Stop;
             proc.announce = Some(Halt::Exec);
@@ -426,11 +430,11 @@ impl Owner {
 
     pub(super) fn read_memory(&self, pid: i32, addr: u64, buf: &mut [u8]) -> Result<()> {
         let proc = self.procs.get(&pid).ok_or_else(|| Error::gone(pid))?;
-        sys::read_at(proc.mem.as_fd(), addr, buf).map_err(|e| Error::os(pid, "reading the memory", e).at(addr))
+        sys::read_at(proc.memory(pid)?, addr, buf).map_err(|e| Error::os(pid, "reading the memory", e).at(addr))
     }
 
     pub(super) fn write_memory(&self, pid: i32, addr: u64, bytes: &[u8]) -> Result<()> {
         let proc = self.procs.get(&pid).ok_or_else(|| Error::gone(pid))?;
-        sys::write_at(proc.mem.as_fd(), addr, bytes).map_err(|e| Error::os(pid, "writing the memory", e).at(addr))
+        sys::write_at(proc.memory(pid)?, addr, bytes).map_err(|e| Error::os(pid, "writing the memory", e).at(addr))
     }
 }

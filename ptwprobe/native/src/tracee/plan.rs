@@ -4,7 +4,6 @@
 //! moved exactly; threads are moved; every site is written by one write; everything is read back. While the target
 //! stands, nothing is allocated.
 
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::owner::{Owner, Thread};
@@ -212,10 +211,10 @@ impl Owner {
             }
         }
         for (written, site) in plan.sites.iter().enumerate() {
-            if let Err(errno) = sys::write_at(proc.mem.as_fd(), site.addr, &site.new) {
+            if let Err(errno) = sys::write_at(proc.memory(pid)?, site.addr, &site.new) {
                 for done in plan.sites.iter().take(written) {
                     // The page was writable a moment ago; where it no longer is, the process is dying.
-                    let _ = sys::write_at(proc.mem.as_fd(), done.addr, &done.old);
+                    let _ = sys::write_at(proc.memory(pid)?, done.addr, &done.old);
                 }
                 return Err(Error::os(pid, "writing the code", errno).at(site.addr));
             }

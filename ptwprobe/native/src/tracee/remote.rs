@@ -270,6 +270,9 @@ impl Owner {
                 return Ok(found);
             }
         }
+        if Status::read(pid).is_none_or(|s| s.is_dead() || !s.has_memory) {
+            return Err(Error::gone(pid));
+        }
         Err(Error::new("unsupported", format!("process {pid} has no syscall instruction")))
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::owner::{Goal, Owner, State};
+use super::owner::{Goal, Owner, State, Thread};
 use super::procfs::{self, Status};
 use super::{sys, Error, Result};
 
@@ -82,7 +82,10 @@ impl Owner {
                     return Err(Error::new("gone", format!("process {pid} executes another program")));
                 }
                 if proc.running == 0 {
-                    break;
+                    if proc.threads.values().any(Thread::is_stopped) {
+                        break;
+                    }
+                    return Err(Error::gone(pid));
                 }
                 match self.next_report(deadline.min(sweep)) {
                     Some((tid, status)) => self.dispatch(tid, status),
