@@ -1,8 +1,8 @@
 """The native core (Rust, ``ptwprobe/native``). Checked against the built module by ``tests/test_package.py``."""
 
-from os import PathLike
 from collections.abc import Sequence
-from typing import Any, final, Literal, TypeAlias
+from os import PathLike
+from typing import Any, Literal, TypeAlias, final
 
 class NativeError(Exception):
     """``args`` is (kind, message, offset or None); ``kind`` is a stable word."""

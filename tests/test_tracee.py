@@ -45,7 +45,9 @@ def wait_until(true: Callable[[], bool], seconds: float = 5.0) -> None:
         time.sleep(0.005)
 
 
-def test_blocked_calls_are_not_disturbed_by_stops_and_remote_calls(start: Start, progs: Programs, tracer: Tracer) -> None:
+def test_blocked_calls_are_not_disturbed_by_stops_and_remote_calls(
+    start: Start, progs: Programs, tracer: Tracer
+) -> None:
     target = start(progs("tracee_blocked"))
     for cycle in range(200):
         assert tracer.remote(target.pid, [(SYS_GETPID, [])]) == [target.pid]
@@ -80,7 +82,7 @@ def test_patches_toggle_under_load_and_leave_the_bytes_as_they_were(
 ) -> None:
     target = start(progs("tracee_hot"), "8", "1000")
     nop, window = (int(word, 16) for word in target.output.split()[1:3])
-    with open(f"/proc/{target.pid}/mem", "rb", buffering=0) as memory:
+    with Path(f"/proc/{target.pid}/mem").open("rb", buffering=0) as memory:
 
         def read(addr: int, size: int) -> bytes:
             return os.pread(memory.fileno(), size, addr)
@@ -95,7 +97,7 @@ def test_patches_toggle_under_load_and_leave_the_bytes_as_they_were(
             ],
         )
         assert results == [stubs]
-        with open(f"/proc/{target.pid}/mem", "r+b", buffering=0) as writable:
+        with Path(f"/proc/{target.pid}/mem").open("r+b", buffering=0) as writable:
             os.pwrite(writable.fileno(), b"\x90" * 5 + jump_back[0], stubs)
             os.pwrite(writable.fileno(), read(window, 5) + jump_back[1], stubs + 64)
         sites = [
@@ -126,7 +128,7 @@ def test_bytes_that_are_not_the_planned_ones_are_a_foreign_probe_and_nothing_cha
         tracer.apply(target.pid, sites)
     assert kind_of(error) == "foreign-probe" and error.value.args[2] == window
     assert "8d 04 7f ff c0" in error.value.args[1]
-    with open(f"/proc/{target.pid}/mem", "rb", buffering=0) as memory:
+    with Path(f"/proc/{target.pid}/mem").open("rb", buffering=0) as memory:
         assert os.pread(memory.fileno(), 5, nop) == b"\x0f\x1f\x44\x00\x00"
 
 
@@ -135,7 +137,7 @@ def test_a_thread_that_stays_inside_a_window_refuses_the_change_as_busy(tracer: 
         wait_until(lambda: Path(f"/proc/{target.pid}/syscall").read_text().startswith("230 "))
         [(_, rip, _, _, _, _)] = tracer.threads(target.pid)
         start = rip - 2 if (rip - 2) % 4096 < 4090 else rip - 3
-        with open(f"/proc/{target.pid}/mem", "rb", buffering=0) as memory:
+        with Path(f"/proc/{target.pid}/mem").open("rb", buffering=0) as memory:
             old = os.pread(memory.fileno(), 5, start)
         with pytest.raises(NativeError) as error:
             tracer.apply(target.pid, [(start, old, b"\xcc" * 5, 5, [])])
@@ -230,7 +232,8 @@ def test_a_filtered_process_is_called_with_its_filter_suspended(tracer: Tracer) 
     code = (
         "import ctypes,struct\nl=ctypes.CDLL(None)\nl.prctl(38,1,0,0,0)\n"
         # if nr == getppid (110): kill, else allow
-        "f=b''.join(struct.pack('HBBI',*i) for i in ((0x20,0,0,0),(0x15,0,1,110),(6,0,0,0x80000000),(6,0,0,0x7fff0000)))\n"
+        "f=((0x20,0,0,0),(0x15,0,1,110),(6,0,0,0x80000000),(6,0,0,0x7fff0000))\n"
+        "f=b''.join(struct.pack('HBBI',*i) for i in f)\n"
         "b=ctypes.create_string_buffer(f)\n"
         "p=struct.pack('HxxxxxxQ',4,ctypes.addressof(b))\nassert l.prctl(22,2,p,0,0)==0\n"
         "print('ready',flush=True)\ninput()\nprint('alive')"

@@ -247,7 +247,7 @@ class Target:
         if not self._gate_addr:
             return
         try:
-            with open(f"/proc/{self.pid}/mem", "r+b", buffering=0) as memory:  # noqa: PTH123
+            with Path(f"/proc/{self.pid}/mem").open("r+b", buffering=0) as memory:
                 os.pwrite(memory.fileno(), value.to_bytes(4, "little"), self._gate_addr)
         except OSError as error:
             raise self._os_error("writing the gate", error) from error
@@ -270,7 +270,8 @@ class Target:
         """Take all patches out, or none; returns the ns that the target stood still. The stubs stay."""
         if not patches:
             return 0
-        sites = [(p.site.runtime_addr, p.new, p.old, len(p.window.displaced), []) for p in patches]
+        none: list[tuple[int, int]] = []
+        sites = [(p.site.runtime_addr, p.new, p.old, len(p.window.displaced), none) for p in patches]
         with native_errors(self.pid):
             stood = self.tracer.apply(self.pid, sites)
         self._patches = [p for p in self._patches if p not in patches]
@@ -366,7 +367,7 @@ class Target:
 
     def _read(self, addr: int, size: int) -> bytes:
         try:
-            with open(f"/proc/{self.pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+            with Path(f"/proc/{self.pid}/mem").open("rb", buffering=0) as memory:
                 return os.pread(memory.fileno(), size, addr)
         except OSError as error:
             raise self._os_error(f"reading {addr:#x}", error) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from ptwprobe import _native
 from ptwprobe.errors import TargetGoneError
@@ -32,7 +33,7 @@ def find_known(tracer: _native.Tracer, pid: int) -> int | None:
 def _first_match(tracer: _native.Tracer, pid: int, offsets: Sequence[int]) -> int | None:
     areas = []
     try:
-        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+        with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
             for tid, _, _, fs_base, _, _ in tracer.threads(pid):
                 own = _namespace_tid(pid, tid)
                 if own is not None:
@@ -57,7 +58,7 @@ def _read(memory: int, fs_base: int) -> bytes:
 def _namespace_tid(pid: int, tid: int) -> int | None:
     """The thread's id as it sees itself; None when the thread is gone."""
     try:
-        with open(f"/proc/{pid}/task/{tid}/status", encoding="ascii", errors="replace") as status:  # noqa: PTH123
+        with Path(f"/proc/{pid}/task/{tid}/status").open(encoding="ascii", errors="replace") as status:
             line = next(line for line in status if line.startswith("NSpid:"))
     except (OSError, StopIteration):
         return None
