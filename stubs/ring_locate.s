@@ -1,4 +1,5 @@
 # From the CPU in r11d: r11 = control block of its ring, r10 = start of its data window (twice the ring's size each).
+# The prefetch makes the head's line ours before it is read: one transfer between cores instead of two.
 cmp r11d, {rings:u32}
 jae {no_ring:rel32}
 movabs rdx, {data:u64}
@@ -8,3 +9,4 @@ add r10, rdx
 movabs rdx, {control:u64}
 shl r11d, 8
 add r11, rdx
+prefetchw [r11]

@@ -9,6 +9,7 @@ import ctypes
 import functools
 import mmap
 import os
+import resource
 import struct
 import traceback
 from collections.abc import Callable
@@ -23,6 +24,9 @@ from ptwprobe.stub.encode import REGISTERS
 
 EVENT_ID = 0x8001
 NOP5 = b"\x0f\x1f\x44\x00\x00"
+CPU_SECONDS = 20
+"""What a test's child may use before it counts as hung."""
+
 STATUS_FLAGS = 0x8D5
 """CF, PF, AF, ZF, SF, OF."""
 DIRECTION_FLAG = 0x400
@@ -38,6 +42,7 @@ def isolated(body: Callable[..., None]) -> Callable[..., None]:
         if pid == 0:
             code = 0
             os.close(reading)
+            resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
             try:
                 body(*args, **kwargs)
             except BaseException:
@@ -197,9 +202,14 @@ class Host:
         )
         stub = assemble(request)
         assert self.write(stub.code) == stub_addr
-        jump = b"\xe9" + struct.pack("<i", stub_addr - site - 5)
-        self.pages[site - self.addr : site - self.addr + 5] = jump
+        self.patch(stub, True)
         return stub
+
+    def patch(self, stub: Stub, is_patched: bool) -> None:
+        """Puts the jump to the stub into the site, or the original bytes."""
+        site = stub.request.site_addr
+        jump = b"\xe9" + struct.pack("<i", stub.addr - site - 5)
+        self.pages[site - self.addr : site - self.addr + 5] = jump if is_patched else stub.request.displaced[:5]
 
     def run(self, stub: Stub, state: State) -> State:
         """Enters the site with ``state``; the state at the landing."""
