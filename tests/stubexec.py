@@ -163,7 +163,7 @@ class Host:
 
     def __init__(self, library: Path) -> None:
         self.lib = ctypes.CDLL(str(library), use_errno=False)
-        for name in ("ring_lost", "hammer", "hammer_signals", "timed", "stub_entry_rsp"):
+        for name in ("ring_lost", "hammer", "hammer_signals", "timed", "stub_entry_rsp", "tsc_now"):
             getattr(self.lib, name).restype = ctypes.c_uint64
         self.lib.tid_offset.restype = ctypes.c_long
         self.lib.reader_start.restype = ctypes.c_void_p

@@ -15,6 +15,7 @@ import pytest
 from ptwprobe import _native
 from ptwprobe.model import Constant, Memory, Register, RingLayout, StubForm, ThreadIdSource
 from ptwprobe.stub.encode import REGISTERS
+from ptwprobe.stub.template import pattern
 from tests.stubexec import DIRECTION_FLAG, EVENT_ID, NOP5, STATUS_FLAGS, Host, Reader, State, argument, isolated
 
 Programs = Callable[..., Path]
@@ -206,9 +207,11 @@ def test_time_thread_and_event_of_a_record(library: Path, source: ThreadIdSource
         host = Host(library)
         ring = host.ring()
         stub = host.install((), ring.layout(thread_id=source, use_rdpid=rdpid))
+        times = [host.lib.tsc_now()]
         for seed in range(3):
             state = filled_state(seed)
-            assert host.run(stub, state)["rcx"] == state["rcx"]
+            assert_same_gpr(host.run(stub, state), state)
+            times.append(host.lib.tsc_now())
         threads = {os.getpid(), threading.get_native_id()}
         records = ring.records()
         assert len(records) == 3
@@ -219,7 +222,8 @@ def test_time_thread_and_event_of_a_record(library: Path, source: ThreadIdSource
                 assert record.thread in threads
             else:
                 assert ctypes.c_uint32.from_address(record.thread + ring.layout().thread_id_offset).value in threads
-        assert all(a.tsc < b.tsc for a, b in itertools.pairwise(records))
+        for record, (before, after) in zip(records, itertools.pairwise(times), strict=True):
+            assert before < record.tsc < after
 
     body()
 
@@ -250,14 +254,17 @@ def assert_same_gpr(got: State, want: State) -> None:
 def test_a_cpu_without_a_ring_counts(library: Path) -> None:
     @isolated
     def body() -> None:
+        cpu = min(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cpu})
         host = Host(library)
         ring = host.ring()
-        stub = host.install((argument(Register("rdi")),), ring.layout(rings=0))
         state = filled_state(0)
-        for _ in range(7):
-            assert_same_gpr(host.run(stub, state), state)
+        for rings in (cpu, cpu + 1):
+            stub = host.install((argument(Register("rdi")),), ring.layout(rings=rings))
+            for _ in range(7):
+                assert_same_gpr(host.run(stub, state), state)
         assert ring.lost_no_ring == ring.lost == 7
-        assert ring.records() == []
+        assert len(ring.records()) == 7
 
     body()
 
@@ -364,5 +371,24 @@ def test_a_signal_handler_that_hits_the_probe_inside_its_stub_loses_nothing(libr
         read, wrong = reader.stop()
         assert signals.value > 10
         assert (read, wrong, ring.lost) == (1_000_000 + signals.value, 0, 0)
+
+    body()
+
+
+def test_threads_on_two_cpus_in_one_ring_lose_nothing(library: Path) -> None:
+    """A thread that migrates right after it read its CPU reserves in a ring that another CPU's threads use too."""
+
+    @isolated
+    def body() -> None:
+        host = Host(library)
+        ring = host.ring(rings=1, bits=26)
+        templates = {name: _native.stub_template(name) for name in _native.stub_template_names()}
+        migrated = {**templates, "ring_cpu_rdpid": "xor r11d, r11d", "ring_cpu_rdtscp": "xor r11d, r11d"}
+        _native.stub_template = migrated.get  # type: ignore[assignment]
+        pattern.cache_clear()
+        function = add_function(host, ring.layout())
+        for _ in range(4):
+            assert host.lib.hammer(function, 4, ctypes.c_uint64(250_000)) == 0
+            assert (*Reader(ring).stop(), ring.lost) == (1_000_000, 0, 0)
 
     body()

@@ -69,6 +69,8 @@ __asm__(
 int errno_get(void) { return errno; }
 void errno_set(int value) { errno = value; }
 
+uint64_t tsc_now(void) { return __builtin_ia32_rdtsc(); }
+
 // Where in every thread's TLS block its tid stands, as an offset from the fs base; -1 if nowhere near.
 long tid_offset(void) {
   const char *base = __builtin_thread_pointer();
