@@ -221,6 +221,12 @@ def test_no_jump_back_behind_code_that_never_gets_there() -> None:
         assert f"jmp {SITE + len(displaced):#x}" not in instructions(stub)
 
 
+def test_a_tail_that_tells_of_no_code_is_no_match() -> None:
+    code = bytearray(assemble(simple(StubForm.PT)).code)
+    code[-6] = 0
+    assert match_stub(bytes(code), SITE + 0x1000) is None
+
+
 def _arguments(count: int) -> tuple[Argument, ...]:
     return (Argument("a", Register("rdi"), ValueType(TypeKind.HEX, 64), ""),) * count
 
@@ -240,6 +246,7 @@ def _arguments(count: int) -> tuple[Argument, ...]:
         ),
         ({"arguments": (Argument("x", Memory(Register("rax"), 0), ValueType(TypeKind.HEX, 8), ""),)}, "no ring layout"),
         ({"form": StubForm.RING}, "no ring layout"),
+        ({"displaced": b""}, "no displaced code for the site at 0x5555"),
         ({"continue_addr": SITE + (1 << 33)}, "continue_addr=0x5557"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

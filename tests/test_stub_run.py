@@ -37,6 +37,7 @@ DISPLACED = {
     "taken branch": b"\x39\xc0\x74\x00\x90",  # cmp eax, eax; je to the end of the window
     "branch on a flag": b"\x72\x02\xf7\xd1\x90",  # jc over the not; not ecx; nop
     "count": b"\xe3\x03\x48\xff\xc9\x90",  # jrcxz over the dec; dec rcx; nop
+    "ends with jrcxz": b"\x48\xff\xc9\xe3\x00",  # dec rcx; jrcxz to the end of the window
     "string": b"\x48\x89\xd6\x48\xad\xfc",  # mov rsi, rdx; lodsq; cld
     "red zone": b"\x48\x89\x44\x24\xf8\x48\x8b\x4c\x24\xf0",  # mov [rsp-8], rax; mov rcx, [rsp-16]
 }

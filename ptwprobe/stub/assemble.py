@@ -78,6 +78,8 @@ def _check(request: StubRequest) -> None:
         raise StubError(f"event id {request.event_id:#x} does not fit 16 bits")
     if len(request.arguments) > MAX_WORDS:
         raise StubError(f"{len(request.arguments)} arguments", f"a probe takes up to {MAX_WORDS}")
+    if not request.displaced:
+        raise StubError(f"no displaced code for the site at {request.site_addr:#x}")
     for argument in request.arguments:
         check(argument)
     if request.ring is None and (request.form is StubForm.RING or any(map(has_load, request.arguments))):
