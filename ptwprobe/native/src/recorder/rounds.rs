@@ -18,6 +18,8 @@ use crate::ring::{End, RingMemory};
 /// Time between two looks at the rings; shorter while one of them is filling up.
 const SHORTEST: Duration = Duration::from_micros(500);
 const LONGEST: Duration = Duration::from_millis(10);
+/// Slept even when rounds take longer than they should: others need the CPU, too.
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// Held hits are written when they are this old, or this many bytes.
 const WRITE_EVERY: Duration = Duration::from_millis(20);
@@ -257,7 +259,7 @@ impl Core {
             f if f < 0.03 => (self.interval * 2).min(LONGEST),
             _ => self.interval,
         };
-        self.until_due()
+        self.until_due().max(PAUSE)
     }
 
     /// Reads everything, writes everything, ends the file.
