@@ -11,8 +11,8 @@ use crate::pt::{encode_hit, encode_psb_plus, header_word, LastIp};
 /// A chunk is ended beyond this.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// Sideband is told this long before the hit it is needed for: times of hits are converted with the session's final
-/// clock factors, those of sideband with the factors of the moment.
+/// Sideband is told this long before the hit it is needed for, but after the thread's hit before: times of hits are
+/// converted with the session's final clock factors, those of sideband with the factors of the moment.
 const SIDEBAND_LEAD_NS: u64 = 1_000;
 
 /// No CPU: the hit found none that has a ring.
@@ -23,8 +23,10 @@ pub struct Emitter {
     pub tap: Option<Tap>,
     /// Hits written with a later time than theirs.
     pub late: u64,
-    /// The latest time that was released.
+    /// The latest time that was written.
     latest_tsc: u64,
+    /// Length of the file when the last round was finished.
+    finished_len: u64,
     chunk: Vec<u8>,
 }
 
@@ -37,7 +39,8 @@ pub struct Released {
 
 impl Emitter {
     pub fn new(output: Output) -> Self {
-        Emitter { output, tap: None, late: 0, latest_tsc: clock::rdtsc(), chunk: Vec::new() }
+        let finished_len = output.len();
+        Emitter { output, tap: None, late: 0, latest_tsc: clock::rdtsc(), finished_len, chunk: Vec::new() }
     }
 
     /// Writes every hit before `before_tsc`, and makes it readable.
@@ -51,10 +54,11 @@ impl Emitter {
                 released.bytes += thread.held.remove(count);
             }
         });
-        if released.hits > 0 {
+        if self.output.len() != self.finished_len {
             self.output.record(|w| w.finished_round());
+            self.output.flush();
+            self.finished_len = self.output.len();
         }
-        self.output.flush();
         released
     }
 
@@ -97,8 +101,10 @@ impl Emitter {
         for (entry, args) in thread.held.first(count) {
             let tsc = entry.tsc.max(thread.written_tsc);
             self.late += u64::from(tsc != entry.tsc);
+            let ns = conv.tsc_to_ns(tsc);
+            let since_last_ns = ns.saturating_sub(conv.tsc_to_ns(thread.written_tsc));
+            let lead_ns = ns.saturating_sub(SIDEBAND_LEAD_NS.min(since_last_ns / 2));
             thread.written_tsc = tsc;
-            let lead_ns = conv.tsc_to_ns(tsc).saturating_sub(SIDEBAND_LEAD_NS);
             if let Some(comm) = thread.comm.take() {
                 self.output.record(|w| w.comm(pid, tid, &comm, lead_ns, false));
             }
@@ -116,7 +122,7 @@ impl Emitter {
             encode_hit(&mut self.chunk, &mut last_ip, tsc, slots, header, args);
             in_chunk += 1;
             if let Some(tap) = &mut self.tap {
-                let (ns, cpu) = (conv.tsc_to_ns(tsc), i32::from(entry.ring));
+                let cpu = i32::from(entry.ring);
                 let hit =
                     TapHit { ns, pid: thread.pid, tid: thread.tid, cpu, event_id: entry.event_id, args: Vec::new() };
                 tap.push(hit, args);

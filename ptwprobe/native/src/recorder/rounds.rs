@@ -31,7 +31,8 @@ const HOLD_BYTES: usize = 64 << 20;
 /// if the target goes on to write.
 const LAST_LOOKS: usize = 10_000;
 
-const REFINE_EVERY: Duration = Duration::from_secs(1);
+/// The younger the last measurement, the better do sideband times agree with the final factors.
+const REFINE_EVERY: Duration = WRITE_EVERY;
 
 /// A record that is not complete, and blocks its ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
