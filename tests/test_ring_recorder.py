@@ -273,6 +273,8 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(small_disk: Path) -> No
     final = made.stop()
     assert final["hits"] + final["lost"] == 301_000 and final["held"] == 0
     assert final["lost"] > lost + late
+    totals = open_trace(small_disk / "perf.data").totals()
+    assert (totals.hits, totals.lost, totals.torn, totals.errors) == (final["hits"], final["lost"], 0, 0)
     hits = hits_of(perf_words(small_disk / "perf.data"))
     assert len(hits) == final["hits"] > 10_000
     assert [args[0] for _, args in hits] == list(range(len(hits)))

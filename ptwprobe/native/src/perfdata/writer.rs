@@ -225,6 +225,11 @@ impl Writer {
         self.write_data_size()
     }
 
+    /// After an error: the next write is tried again, from the last whole record on.
+    pub fn resume(&mut self) {
+        self.failed = None;
+    }
+
     /// Writes the features and the final time factors, by which all packets are converted.
     pub fn finish(mut self, conv: TimeConv, features: &Features) -> io::Result<()> {
         self.flush()?;

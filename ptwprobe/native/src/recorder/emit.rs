@@ -1,6 +1,6 @@
 //! Held hits as Intel PT: one AUX chunk per thread and round, and the sideband records that go with it.
 
-use super::output::Output;
+use super::output::{Output, Told, NO_CPU};
 use super::tap::{Tap, TapHit};
 use super::targets::Target;
 use super::threads::{Thread, Threads};
@@ -14,9 +14,6 @@ const CHUNK_BYTES: usize = 256 << 10;
 /// Sideband is told this long before the hit it is needed for, but after the thread's hit before: times of hits are
 /// converted with the session's final clock factors, those of sideband with the factors of the moment.
 const SIDEBAND_LEAD_NS: u64 = 1_000;
-
-/// No CPU: the hit found none that has a ring.
-const NO_CPU: u32 = u32::MAX;
 
 pub struct Emitter {
     pub output: Output,
@@ -67,18 +64,18 @@ impl Emitter {
         let ns = self.output.conv().tsc_to_ns(self.latest_tsc);
         let no_ring = target.take_lost_no_ring();
         if no_ring > 0 {
-            self.output.record(|w| w.lost(no_ring, NO_CPU, ns));
+            self.output.tell(Told { lost: no_ring, ..Told::default() }, |w| w.lost(no_ring, NO_CPU, ns));
         }
         let mut all = no_ring;
         for ring in &mut target.rings {
             let cpu = u32::from(ring.index);
             let lost = ring.reader.take_lost();
             if lost > 0 {
-                self.output.record(|w| w.lost(lost, cpu, ns));
+                self.output.tell(Told { lost, ..Told::default() }, |w| w.lost(lost, cpu, ns));
             }
             let torn = std::mem::take(&mut ring.torn);
             if torn > 0 {
-                self.output.record(|w| w.torn(torn, cpu, ns));
+                self.output.tell(Told { torn, ..Told::default() }, |w| w.torn(torn, cpu, ns));
             }
             all = all.wrapping_add(lost);
         }
@@ -128,13 +125,15 @@ impl Emitter {
                 tap.push(hit, args);
             }
             if self.chunk.len() >= CHUNK_BYTES {
-                self.output.chunk(in_chunk, |w| w.auxtrace(tid, pid, &self.chunk, reference));
+                self.output
+                    .tell(Told { hits: in_chunk, ..Told::default() }, |w| w.auxtrace(tid, pid, &self.chunk, reference));
                 in_chunk = 0;
                 self.chunk.clear();
             }
         }
         if in_chunk > 0 {
-            self.output.chunk(in_chunk, |w| w.auxtrace(tid, pid, &self.chunk, reference));
+            self.output
+                .tell(Told { hits: in_chunk, ..Told::default() }, |w| w.auxtrace(tid, pid, &self.chunk, reference));
         }
         self.latest_tsc = self.latest_tsc.max(thread.written_tsc);
     }

@@ -269,7 +269,7 @@ impl Core {
             self.end_target(target);
         }
         self.write(u64::MAX);
-        self.emitter.output.finish();
+        self.emitter.output.finish(self.counted.lost, self.counted.torn);
         (self.stats(), self.conv(), self.tsc_hz())
     }
 
