@@ -86,6 +86,10 @@ class ResolveError(PtwprobeError):
     """A probe's WHERE names nothing, or more than one thing."""
 
 
+class NotYetError(ResolveError):
+    """WHERE names something that this process has not set up yet (an IFUNC that is not relocated)."""
+
+
 class UnsupportedError(PtwprobeError):
     """This machine, kernel or CPU cannot do it."""
 

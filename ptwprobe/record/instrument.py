@@ -1,0 +1,163 @@
+"""One target under instrumentation: plan its sites, map ring and stubs, put the patches in, take them out.
+
+Responsible for the order of these steps. Which bytes to patch is decided in ``patch.plan``, how a change is carried
+out in ``patch.install``, what becomes of the hits in ``record.session``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ptwprobe import _native
+from ptwprobe.errors import RefusedError
+from ptwprobe.model import Event, Patch, Probe, RingLayout, Site, StubForm, Window
+from ptwprobe.patch import build, plan
+from ptwprobe.patch.install import Target
+from ptwprobe.patch.place import Allocator
+from ptwprobe.probe import elf
+from ptwprobe.process import Process
+from ptwprobe.record.eventtable import EventTable
+
+DEFAULT_RING_BITS = 24
+"""16 MiB for each CPU: a third of a second at a million two-argument hits a second."""
+
+
+@dataclass(frozen=True)
+class PlannedSite:
+    """A site that can be patched, with the window that was found for it."""
+
+    probe: Probe
+    site: Site
+    window: Window
+    event: Event
+
+
+@dataclass(frozen=True)
+class RefusedSite:
+    """A site that will not be patched, and why."""
+
+    probe: Probe
+    site: Site
+    error: RefusedError
+
+
+@dataclass
+class Plan:
+    """What would go into one process."""
+
+    sites: list[PlannedSite] = field(default_factory=list)
+    refused: list[RefusedSite] = field(default_factory=list)
+
+
+def plan_sites(process: Process, probes: Sequence[Probe], events: EventTable, taken: Sequence[Window] = ()) -> Plan:
+    """Resolve and plan ``probes`` in ``process`` without touching it; ``taken`` are the windows already patched.
+
+    Raises ResolveError for a probe that names nothing, and the site's RefusedError for a probe of which every site
+    is refused.
+    """
+    result = Plan()
+    windows = list(taken)
+    for probe in probes:
+        planned, refused = [], []
+        for site in elf.resolve(probe, process):
+            try:
+                window = plan.plan_window(site, process.read, plan.code_map(site.object))
+                plan.check_overlap(site, window, windows)
+            except RefusedError as error:
+                refused.append(RefusedSite(probe, site, error))
+                continue
+            windows.append(window)
+            planned.append(PlannedSite(probe, site, window, events.event_for(probe, site)))
+        if not planned and refused:
+            raise refused[0].error
+        result.sites += planned
+        result.refused += refused
+    return result
+
+
+class Instrumented:
+    """A process with a ring and, between ``install`` and ``remove``, with patches."""
+
+    def __init__(self, tracer: _native.Tracer, process: Process) -> None:
+        self.process = process
+        self.target = Target(tracer, process.pid)
+        self.patches: list[Patch] = []
+        self.ring: _native.RingMemory | None = None
+        self.layout: RingLayout | None = None
+        self.allocator: Allocator | None = None
+        self.paused_ns = 0
+
+    @property
+    def windows(self) -> list[Window]:
+        """The windows that are patched now."""
+        return [p.window for p in self.patches]
+
+    @property
+    def has_loads(self) -> bool:
+        """Whether a stub loads through a pointer, so that the target must stay traced."""
+        return any(p.stub.loads for p in self.patches)
+
+    def map_ring(self, rings: int, ring_bits: int) -> _native.RingMemory:
+        """Attach, and give the target its ring. The target is left running."""
+        self.target.attach()
+        self.ring = self.target.map_ring(rings, ring_bits)
+        return self.ring
+
+    def build(self, planned: Sequence[PlannedSite], form: StubForm = StubForm.RING) -> list[Patch]:
+        """Place and assemble the stubs of ``planned``, map their space and write them; no site is changed yet."""
+        if self.allocator is None:
+            self.allocator = Allocator(self.process.maps(), self.process.rlimit_stack)
+        if self.layout is None:
+            self.layout = self.target.ring_layout()
+        before = set(self.allocator.ranges())
+        patches = [
+            build.build_patch(
+                p.site,
+                p.event.event_id,
+                p.probe.arguments,
+                p.window,
+                self.allocator,
+                form,
+                self.layout,
+                p.probe.paced,
+            )
+            for p in planned
+        ]
+        self.target.map_stub_space([r for r in self.allocator.ranges() if r not in before])
+        for patch in patches:
+            self.target.write_stub(patch.stub.addr, patch.stub.code)
+        return patches
+
+    def install(self, patches: Sequence[Patch]) -> None:
+        """Patch all sites in one change and let the stubs emit."""
+        self.paused_ns += self.target.apply(patches)
+        self.patches += patches
+        self.target.open_gate()
+
+    def release_or_watch(self) -> None:
+        """Stop tracing, unless a stub's loads need somebody who catches their faults."""
+        if self.has_loads:
+            self.target.watch([load for p in self.patches for load in p.stub.loads])
+        else:
+            self.target.release()
+
+    def stubs_are_empty(self) -> bool:
+        """Whether no thread stands in a stub or has a frame that returns into one."""
+        return self.target.stubs_are_empty()
+
+    def forget(self) -> None:
+        """The process or its address space is gone: there is nothing to undo."""
+        self.target.forget()
+
+    def remove(self) -> bool:
+        """Take every patch out and let the target go; returns whether ring and stubs could be unmapped, too."""
+        return self.target.leave()
+
+
+def describe_refusals(refused: Sequence[RefusedSite], say: Callable[[str], None]) -> None:
+    """One line a refused site, at most ten."""
+    for item in refused[:10]:
+        say(f"{item.site.function}: {item.error}")
+    if len(refused) > 10:
+        say(f"... and {len(refused) - 10} more sites refused")

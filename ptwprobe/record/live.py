@@ -1,0 +1,45 @@
+"""A target while it is recorded: has it ended, is its address space still the one that was patched."""
+
+from __future__ import annotations
+
+import os
+import select
+
+from ptwprobe.errors import TargetGoneError
+from ptwprobe.record.instrument import Instrumented
+
+
+class Live:
+    """Watches one instrumented process without stopping it."""
+
+    def __init__(self, instrumented: Instrumented) -> None:
+        self.instrumented = instrumented
+        self.pid = instrumented.process.pid
+        try:
+            self.pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError as error:
+            raise TargetGoneError(f"process {self.pid} is gone") from error
+        try:
+            self._memory_fd = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            os.close(self.pidfd)
+            raise TargetGoneError(f"process {self.pid} is gone") from error
+
+    def exited(self) -> bool:
+        """Whether the process has ended (all of its threads)."""
+        return bool(select.select([self.pidfd], [], [], 0)[0])
+
+    def replaced(self) -> bool:
+        """Whether the address space is gone, as after an exec: a read from it then gives nothing at all."""
+        layout = self.instrumented.layout
+        if layout is None:
+            return False
+        try:
+            return os.pread(self._memory_fd, 1, layout.gate_addr) == b""
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Stop watching."""
+        os.close(self.pidfd)
+        os.close(self._memory_fd)
