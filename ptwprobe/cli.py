@@ -238,7 +238,9 @@ def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
 @click.option("--format", "format_", type=click.Choice(["text", "jsonl", "csv"]), default="text", show_default=True)
 @click.option("--event", "events", multiple=True, help="only this event (grp/name or a glob); may be repeated")
 @click.option("--tid", "tids", type=int, multiple=True, help="only this thread; may be repeated")
-@click.option("--time", "time_", metavar="A,B", help="only times from A to B: ns, or seconds with a dot; either may be left out")
+@click.option(
+    "--time", "time_", metavar="A,B", help="only times from A to B: ns, or seconds with a dot; either may be left out"
+)
 def script(trace: str, format_: str, events: tuple[str, ...], tids: tuple[int, ...], time_: str | None) -> None:
     """Print what a session recorded, one line for each hit or loss."""
     from ptwprobe.report import script as reporter

@@ -87,7 +87,7 @@ class ResolveError(PtwprobeError):
 
 
 class NotYetError(ResolveError):
-    """WHERE names something that this process has not set up yet (an IFUNC that is not relocated)."""
+    """WHERE names something that the process does not have, but may still get (an object, an IFUNC's binding)."""
 
 
 class UnsupportedError(PtwprobeError):

@@ -331,6 +331,15 @@ class Process:
         return PermissionDeniedError(f"process {self.pid}: no permission to read {what}", PERMISSION_HINT)
 
 
+def process_of_thread(tid: int) -> int:
+    """The process (thread group) that the thread ``tid`` belongs to. Raises TargetGoneError."""
+    try:
+        status = Path(f"/proc/{tid}/status").read_text()
+    except OSError:
+        raise TargetGoneError(f"thread {tid} does not exist (any more)", "look up its tid again") from None
+    return int(status.partition("Tgid:")[2].split()[0])
+
+
 def _readable_file(path: Path) -> bool:
     """Whether ``path`` leads to a regular file that we may read (a FIFO or device is never opened)."""
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ptwprobe.errors import PermissionDeniedError, ResolveError
+from ptwprobe.errors import NotYetError, PermissionDeniedError
 from ptwprobe.probe.dynamic import irelative_words, symbol_words
 from ptwprobe.probe.objects import Loaded
 from ptwprobe.probe.symbols import Symbol
@@ -21,7 +21,7 @@ def implementations(
     ``all_loaded()``.
 
     Raises:
-        ResolveError: nothing in the process has bound it.
+        NotYetError: nothing in the process has bound it.
     """
     found = {
         vaddr
@@ -37,7 +37,7 @@ def implementations(
             if (vaddr := _bound(process, owner, other, word, symbol)) is not None
         }
     if not found:
-        raise ResolveError(
+        raise NotYetError(
             f"{owner.name}:{symbol.name} is an IFUNC, and nothing in process {process.pid} has bound it yet",
             f"probe an implementation by its own name; ptwprobe list -p {process.pid} shows them",
         )

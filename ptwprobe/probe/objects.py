@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from ptwprobe.errors import (
     InputError,
+    NotYetError,
     PermissionDeniedError,
     RefusalReason,
     RefusedError,
@@ -213,13 +214,14 @@ def find_objects(process: Process, obj: str | None) -> list[Loaded]:
     """The objects that ``obj`` means: None the main program, a path, a name, the start of one, a soname, or a glob.
 
     Raises:
-        ResolveError: nothing loaded is called that, or several files are and ``obj`` is no glob.
+        NotYetError: nothing loaded is called that.
+        ResolveError: several files are, and ``obj`` is no glob.
     """
     files = mapped_files(process)
     if obj is None:
         chosen = [m for m in files if m.is_program]
         if not chosen:
-            raise ResolveError(f"process {process.pid} has no program mapped", "name an object: OBJ:FUNC")
+            raise NotYetError(f"process {process.pid} has no program mapped", "name an object: OBJ:FUNC")
     elif "/" in obj:
         chosen = [m for m in files if m.path == obj or _is_at(m, obj)] or _glob(files, obj, [m.path for m in files])
     else:
@@ -229,7 +231,7 @@ def find_objects(process: Process, obj: str | None) -> list[Loaded]:
     if not chosen:
         names = sorted({m.name for m in files})
         near = difflib.get_close_matches(obj or "", names, 5, 0.4) or names[:8]
-        raise ResolveError(
+        raise NotYetError(
             f"process {process.pid} has no object {obj!r} mapped", f"mapped are, among others: {', '.join(near)}"
         )
     if len(chosen) > 1 and not GLOB.search(obj or ""):
@@ -244,7 +246,7 @@ def find_objects(process: Process, obj: str | None) -> list[Loaded]:
             if len(chosen) == 1:
                 raise
     if not out:
-        raise ResolveError(
+        raise NotYetError(
             f"process {process.pid} maps {chosen[0].path}, but not as a program or library is loaded",
             "probe an object that runs there",
         )

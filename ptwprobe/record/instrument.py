@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ptwprobe import _native
-from ptwprobe.errors import RefusedError
+from ptwprobe.errors import NotYetError, RefusedError
 from ptwprobe.model import Event, Patch, Probe, RingLayout, Site, StubForm, Window
 from ptwprobe.patch import build, plan
+from ptwprobe.patch.codemaps import code_map
 from ptwprobe.patch.install import Target
-from ptwprobe.patch.place import Allocator
+from ptwprobe.patch.place import AddressSpace, Allocator, lowest_mappable, read_brk_start
 from ptwprobe.probe import elf
-from ptwprobe.process import Process
+from ptwprobe.process import Mapping, Process
 from ptwprobe.record.eventtable import EventTable
 
 DEFAULT_RING_BITS = 24
@@ -53,17 +54,19 @@ class Plan:
 def plan_sites(process: Process, probes: Sequence[Probe], events: EventTable, taken: Sequence[Window] = ()) -> Plan:
     """Resolve and plan ``probes`` in ``process`` without touching it; ``taken`` are the windows already patched.
 
-    Raises ResolveError for a probe that names nothing, and the site's RefusedError for a probe of which every site
-    is refused.
+    Raises ResolveError for a probe that names nothing (NotYetError where that may change), and the site's RefusedError
+    for a probe of which every site is refused.
     """
     result = Plan()
+    code = [m for m in process.maps() if m.executable]
     windows = list(taken)
     for probe in probes:
         planned, refused = [], []
         for site in elf.resolve(probe, process):
             try:
-                window = plan.plan_window(site, process.read, plan.code_map(site.object))
-                plan.check_overlap(site, window, windows)
+                _check_mapped(site, code)
+                window = plan.plan_window(site, process.read, code_map(site.object))
+                plan.check_free(site, window, windows)
             except RefusedError as error:
                 refused.append(RefusedSite(probe, site, error))
                 continue
@@ -74,6 +77,18 @@ def plan_sites(process: Process, probes: Sequence[Probe], events: EventTable, ta
         result.sites += planned
         result.refused += refused
     return result
+
+
+def _check_mapped(site: Site, code: Sequence[Mapping]) -> None:
+    """Raises NotYetError unless the site's own bytes of its file are mapped as code where the site is.
+
+    While an object is being loaded, its addresses may show bytes that are about to be mapped over.
+    """
+    for m in code:
+        here = m.start <= site.runtime_addr < m.end and m.inode == site.object.inode
+        if here and m.offset + site.runtime_addr - m.start == site.file_offset:
+            return
+    raise NotYetError(f"{site.object.path} is not mapped as code at {site.runtime_addr:#x}")
 
 
 class Instrumented:
@@ -107,7 +122,10 @@ class Instrumented:
     def build(self, planned: Sequence[PlannedSite], form: StubForm = StubForm.RING) -> list[Patch]:
         """Place and assemble the stubs of ``planned``, map their space and write them; no site is changed yet."""
         if self.allocator is None:
-            self.allocator = Allocator(self.process.maps(), self.process.rlimit_stack)
+            space = AddressSpace.of(
+                self.process.maps(), read_brk_start(self.process.pid), self.process.rlimit_stack, lowest_mappable()
+            )
+            self.allocator = Allocator(space)
         if self.layout is None:
             self.layout = self.target.ring_layout()
         before = set(self.allocator.ranges())

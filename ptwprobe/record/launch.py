@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from ptwprobe import _native
 from ptwprobe.errors import TargetError
-from ptwprobe.model import ObjectFile, Probe
+from ptwprobe.model import Probe
 from ptwprobe.patch.install import Target
-from ptwprobe.probe import elf
 from ptwprobe.process import Process
 
 _PATIENCE = 2
@@ -28,7 +28,7 @@ class Launching:
         """Start ``command``, stopped at exec. Raises TargetError when it cannot be executed."""
         self._tracer = tracer
         try:
-            self.pid: int = tracer.launch(list(command), [f"{k}={v}" for k, v in os.environ.items()], os.getcwd())
+            self.pid: int = tracer.launch(list(command), [f"{k}={v}" for k, v in os.environ.items()], str(Path.cwd()))
         except _native.NativeError as error:
             raise TargetError(f"{command[0]}: {error.args[1]}", "give a program that can be executed") from error
         self.process = Process(self.pid)
@@ -39,18 +39,17 @@ class Launching:
         self._events_with_tls = 0
 
     def step(self, timeout_ms: int) -> list[Probe]:
-        """Let the command run to its next change of mappings, at most ``timeout_ms``; the probes that can go in now.
+        """Let the command run to its next change of mappings, at most ``timeout_ms``; the probes that may go in now.
 
-        The command stands still while the caller puts them in. Call ``arrived`` for each that went in.
+        The command stands still while the caller tries them. Call ``arrived`` for each that went in.
         """
         event = self._tracer.next_mapping_event(self.pid, timeout_ms)
         if event == "exit":
             self.gone = True
         if event != "mapped" or not self._threads_can_be_told():
             return []
-        objects = elf.objects(self.process)
-        self.seen |= {os.path.basename(o.path) for o in objects}
-        return [p for p in self.pending if _is_mapped(p, objects)]
+        self.seen |= {Path(m.path).name for m in self.process.maps() if m.is_file}
+        return list(self.pending)
 
     def arrived(self, probe: Probe) -> None:
         """``probe`` is in."""
@@ -73,7 +72,3 @@ class Launching:
                 known = Target.known_thread_id_offset(self._tracer, self.process) is not None
                 self._ready = known or self._events_with_tls > _PATIENCE
         return self._ready
-
-
-def _is_mapped(probe: Probe, objects: Sequence[ObjectFile]) -> bool:
-    return bool(elf.matching_objects(probe.where, objects))

@@ -49,7 +49,10 @@ def session_document(
     stats: Mapping[str, Any],
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """The document for ``session.json``; ``installed`` are the patches by pid, ``clock`` (shift, mult, zero, tsc_hz)."""
+    """The document for ``session.json``.
+
+    ``installed``: the patches by pid; ``clock``: (shift, mult, zero, tsc_hz) as in perf's TIME_CONV; times in ns.
+    """
     shift, mult, zero, tsc_hz = clock
     patches_of: dict[int, list[tuple[int, Patch]]] = defaultdict(list)
     for pid, patches in installed.items():

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
+from mmap import MAP_PRIVATE, PROT_EXEC, PROT_READ
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from ptwprobe import _native
 from ptwprobe.errors import NotYetError, PtwprobeError, ResolveError, TargetError, TargetGoneError, UsageError
 from ptwprobe.model import Patch, Probe, Totals
+from ptwprobe.probe import elf
 from ptwprobe.probe.spec import parse
 from ptwprobe.process import Process
 from ptwprobe.record import folder
@@ -113,7 +115,7 @@ class Session:
         self._started_ns = 0
         self.exit_status: int | None = None
         for process in self._processes:
-            process.check_supported()
+            process.check_architecture()
 
     # ------------------------------------------------------------ what the user calls
 
@@ -281,9 +283,23 @@ class Session:
     def _settle(self, live: Live) -> None:
         """All probes are in: describe the code that runs, and stay attached only while a stub's loads need it."""
         assert self.recorder is not None
+        objects = elf.objects(live.instrumented.process)
+        build_ids = {(o.device, o.inode): o.build_id for o in objects}
         for m in live.instrumented.process.maps():
-            if "x" in m.perms and m.path.startswith("/"):
-                self.recorder.add_mapping(live.pid, m)
+            if m.executable and m.is_file:
+                self.recorder.add_mapping(
+                    live.pid,
+                    m.start,
+                    m.end - m.start,
+                    m.offset,
+                    os.major(m.device),
+                    os.minor(m.device),
+                    m.inode,
+                    PROT_READ | PROT_EXEC,
+                    MAP_PRIVATE,
+                    m.path,
+                    build_ids.get((m.device, m.inode), ""),
+                )
         live.instrumented.release_or_watch()
 
     def _step_launch(self, launching: Launching, timeout_ms: int) -> None:
