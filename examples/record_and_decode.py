@@ -1,6 +1,6 @@
 """Record a command from its start and decode the session: time between a thread's consecutive hits, by event.
 
-    python examples/record_and_decode.py OUT.ptw 'libc:write count=$arg3:u64' -- COMMAND [ARG...]
+python examples/record_and_decode.py OUT.ptw 'libc:write count=$arg3:u64' -- COMMAND [ARG...]
 """
 
 import sys

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click as plain_click
 import rich_click as click
 
 from ptwprobe.errors import (
@@ -284,12 +285,12 @@ def main() -> Any:
     except PtwprobeError as error:
         show_error(error)
         sys.exit(error.exit_code)
-    except click.exceptions.Exit as error:
+    except plain_click.exceptions.Exit as error:
         sys.exit(error.exit_code)
-    except click.ClickException as error:
+    except plain_click.ClickException as error:
         error.show()
         sys.exit(EXIT_USAGE)
-    except click.exceptions.Abort:
+    except plain_click.exceptions.Abort:
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

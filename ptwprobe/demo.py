@@ -50,7 +50,7 @@ def histogram(values: Counter[int], width: int = 40) -> list[str]:
     return lines
 
 
-def run(seconds: float, output: Path | None, echo: Callable[[str], object]) -> Totals:
+def run(seconds: float, output: Path | None, echo: Callable[[str], None]) -> Totals:
     """Run the demo for ``seconds``; the session goes to ``output``, or to a folder that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="ptwprobe-demo-") as scratch:
         path = output or Path(scratch) / "demo.ptw"
@@ -65,7 +65,7 @@ def run(seconds: float, output: Path | None, echo: Callable[[str], object]) -> T
             target.wait()
 
 
-def _record(target: subprocess.Popen[bytes], path: Path, seconds: float, echo: Callable[[str], object]) -> Totals:
+def _record(target: subprocess.Popen[bytes], path: Path, seconds: float, echo: Callable[[str], None]) -> Totals:
     sizes: Counter[int] = Counter()
     with Session(pid=target.pid, output=path, on_note=echo) as session:
         session.add(PROBE)

@@ -153,12 +153,15 @@ class Instrumented:
         self.patches += patches
         self.target.open_gate()
 
-    def release_or_watch(self) -> None:
-        """Stop tracing, unless a stub's loads need somebody who catches their faults."""
+    def release_or_watch(self) -> bool:
+        """Stop tracing (and let go of a process that stands still), unless a stub's loads need somebody who catches
+        their faults; returns whether the process is still traced.
+        """
         if self.has_loads:
             self.target.watch([load for p in self.patches for load in p.stub.loads])
         else:
             self.target.release()
+        return self.has_loads
 
     def stubs_are_empty(self) -> bool:
         """Whether no thread stands in a stub or has a frame that returns into one."""

@@ -7,6 +7,7 @@ before is not.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from ptwprobe import _native
 from ptwprobe.errors import TargetError
 from ptwprobe.model import Probe
 from ptwprobe.patch.install import Target
+from ptwprobe.patch.remote import native_errors
 from ptwprobe.process import Process
 
 _PATIENCE = 2
@@ -43,7 +45,8 @@ class Launching:
 
         The command stands still while the caller tries them. Call ``arrived`` for each that went in.
         """
-        event = self._tracer.next_mapping_event(self.pid, timeout_ms)
+        with native_errors(self.pid):
+            event = self._tracer.next_mapping_event(self.pid, timeout_ms)
         if event == "exit":
             self.gone = True
         if event != "mapped" or not self._threads_can_be_told():
@@ -56,17 +59,20 @@ class Launching:
         self.pending.remove(probe)
 
     def run(self) -> None:
-        """All probes are in: let the command run at its own speed."""
-        self._tracer.resume(self.pid)
+        """Let the command run on, still traced, without looking for its mappings."""
+        with native_errors(self.pid):
+            self._tracer.resume(self.pid)
 
     def kill(self) -> None:
-        """End the command, which has not begun to run."""
-        self._tracer.kill(self.pid)
+        """End the command, which has not run any code of its own yet."""
+        with contextlib.suppress(TargetError), native_errors(self.pid):
+            self._tracer.kill(self.pid)
 
     def _threads_can_be_told(self) -> bool:
         """Whether the first thread has its thread-local storage, from which stubs read the thread id."""
         if not self._ready:
-            threads = self._tracer.threads(self.pid)
+            with native_errors(self.pid):
+                threads = self._tracer.threads(self.pid)
             if threads and threads[0][3]:
                 self._events_with_tls += 1
                 known = Target.known_thread_id_offset(self._tracer, self.process) is not None

@@ -21,6 +21,7 @@ from typing import Any
 from ptwprobe import _native
 from ptwprobe.errors import NotYetError, PtwprobeError, ResolveError, TargetError, TargetGoneError, UsageError
 from ptwprobe.model import Patch, Probe, Totals
+from ptwprobe.patch.remote import native_errors
 from ptwprobe.probe import elf
 from ptwprobe.probe.spec import parse
 from ptwprobe.process import Process
@@ -280,7 +281,7 @@ class Session:
         self.refused += plan.refused
         describe_refusals(plan.refused, self.note)
 
-    def _settle(self, live: Live) -> None:
+    def _settle(self, live: Live) -> bool:
         """All probes are in: describe the code that runs, and stay attached only while a stub's loads need it."""
         assert self.recorder is not None
         objects = elf.objects(live.instrumented.process)
@@ -300,7 +301,7 @@ class Session:
                     m.path,
                     build_ids.get((m.device, m.inode), ""),
                 )
-        live.instrumented.release_or_watch()
+        return live.instrumented.release_or_watch()
 
     def _step_launch(self, launching: Launching, timeout_ms: int) -> None:
         """Put in the probes whose objects the command has mapped by now."""
@@ -319,9 +320,9 @@ class Session:
             launching.kill()
             raise
         if not launching.pending:
-            self._settle(self._live[0])
-            launching.run()
             self._launching = None
+            if self._settle(self._live[0]):
+                launching.run()
             self._write_document()
         elif launching.gone:
             self._launching = None
@@ -354,12 +355,19 @@ class Session:
         self._live.remove(live)
         live.instrumented.forget()
         if end is End.EXIT and self.command:
-            self.exit_status = self._tracer.exit_status(live.pid)
+            self.exit_status = self._command_status(self._tracer, live.pid)
         self.recorder.drop_target(live.pid)
         live.close()
         self.end = end
         if end is End.EXEC:
             self.note(f"process {live.pid} replaced its program (exec): its probes ended there")
+
+    @staticmethod
+    def _command_status(tracer: _native.Tracer, pid: int) -> int | None:
+        """The command's exit status as a shell shows it: 128 + signal for one that was killed."""
+        with native_errors(pid):
+            status = tracer.exit_status(pid)
+        return 128 - status if status is not None and status < 0 else status
 
     def _take_out(self, recorder: _native.Recorder) -> list[PtwprobeError]:
         """Unpatch every target; errors are returned so that each target gets its turn."""
@@ -376,7 +384,8 @@ class Session:
             live.close()
         self._live = []
         if self._launching is not None:
-            self._launching.run()
+            with contextlib.suppress(TargetError):
+                self._launching.run()
             self._launching = None
         return failures
 
