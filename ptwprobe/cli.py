@@ -22,6 +22,7 @@ from ptwprobe.errors import (
     EXIT_TRACE_ERRORS,
     EXIT_USAGE,
     PtwprobeError,
+    ResolveError,
     UsageError,
 )
 from ptwprobe.model import Totals
@@ -103,7 +104,10 @@ def list_(pid: int | None, file: str | None, sites: bool, as_json: bool, pattern
         found += 1
         click.echo(json.dumps(row.as_json()) if as_json else row.as_text())
     if not found:
-        raise UsageError(f"no function matches '{pattern or '*'}'", "patterns are [OBJ:]FUNC with * and ?")
+        raise ResolveError(
+            f"no function matches '{pattern or '*'}'",
+            "patterns are [OBJ:]FUNC with * and ?; a stripped program has no names: probe OBJ:0xFILEOFFSET",
+        )
 
 
 @cli.command()
@@ -171,12 +175,14 @@ def record(
 
     Ends after the duration, at Ctrl-C, or when the processes end.
     """
+    from ptwprobe.probe.spec import parse
     from ptwprobe.record.session import End, Session
 
     with closing_line() as keep:
         check_flow(flow)
         if duration is not None and duration <= 0:
             raise UsageError(f"--duration {duration}: not a time", "give seconds, such as --duration 5")
+        parsed = [parse(probe) for probe in probes]
         session = Session(
             pid=list(pids) or (command_of_threads(tids) if tids and not command else None),
             command=list(command) or None,
@@ -187,7 +193,7 @@ def record(
             on_note=say,
         )
         with stop_signals(lambda: session.request_stop(End.INTERRUPT)), session:
-            for probe in probes:
+            for probe in parsed:
                 session.add(probe)
             session.start()
             say(f"recording into {output} through channel {session.choice.name}: {session.choice.reason}")

@@ -148,18 +148,21 @@ class Instrumented:
         return patches
 
     def install(self, patches: Sequence[Patch]) -> None:
-        """Patch all sites in one change and let the stubs emit."""
+        """Patch all sites in one change and let the stubs emit.
+
+        Faults of loads are caught from before the first hit on.
+        """
         self.paused_ns += self.target.apply(patches)
         self.patches += patches
+        if self.has_loads:
+            self.target.watch([load for p in self.patches for load in p.stub.loads])
         self.target.open_gate()
 
-    def release_or_watch(self) -> bool:
+    def release(self) -> bool:
         """Stop tracing (and let go of a process that stands still), unless a stub's loads need somebody who catches
         their faults; returns whether the process is still traced.
         """
-        if self.has_loads:
-            self.target.watch([load for p in self.patches for load in p.stub.loads])
-        else:
+        if not self.has_loads:
             self.target.release()
         return self.has_loads
 

@@ -301,7 +301,7 @@ class Session:
                     m.path,
                     build_ids.get((m.device, m.inode), ""),
                 )
-        return live.instrumented.release_or_watch()
+        return live.instrumented.release()
 
     def _step_launch(self, launching: Launching, timeout_ms: int) -> None:
         """Put in the probes whose objects the command has mapped by now."""
