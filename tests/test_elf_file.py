@@ -252,6 +252,8 @@ def test_names_of_libstdcpp_demangle_as_binutils_do() -> None:
 
 def test_rust_names_are_without_hash() -> None:
     assert _native.demangle("_ZN4core3fmt5write17h0123456789abcdefE") == ("core::fmt::write",) * 2
+    assert squeeze("<a::S>::m") == squeeze("a::S::m")
+    assert squeeze("<a::S as a::T>::m") != squeeze("a::S::m")
     assert _native.demangle("main") is None
 
 

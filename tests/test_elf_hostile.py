@@ -95,3 +95,16 @@ def test_names_that_share_their_bytes_do_not_take_memory_without_bound() -> None
     with pytest.raises(InputError, match="symbol table"):
         SymbolTable(elf, [Table(rows, strings)]).find("*")
     assert SymbolTable(elf, [Table(rows, strings)]).named("nope") == []
+
+
+def test_names_that_are_no_text_are_escaped() -> None:
+    names = [b"plain", b"\x1b[31mred", b"_Z1f\xff", b"_Z1g\xed\xb3\xbf", "_Z1ö".encode(), b"two\nlines"]
+    strings = b"\0" + b"\0".join(names) + b"\0"
+    elf = ElfFile("/proc/self/exe")
+    code = next(load.vaddr for load in elf.loads if load.executable)
+    row = struct.Struct("<IBBHQQ")
+    rows = b"".join(row.pack(strings.index(name), 0x12, 0, 1, code + i, 1) for i, name in enumerate(names))
+    table = SymbolTable(elf, [Table(rows, strings)])
+    shown = [symbol.name for symbol in table.find("*")[0]]
+    assert shown == ["plain", "\\x1b[31mred", "_Z1f\\xff", "_Z1g\\xed\\xb3\\xbf", "_Z1ö", "two\\nlines"]
+    assert [table.display(symbol) for symbol in table.functions] == shown

@@ -40,6 +40,7 @@ _STD_CLASS = re.compile(
     r"std::(?:basic_)?(string|istream|ostream|iostream)(?:<char,std::char_traits<char>(?:,std::allocator<char>)?>)?"
     r"(?:(::~?)basic_\1)?"
 )
+_RUST_METHOD = re.compile(r"^<([\w:]+)>::")
 GLOB = re.compile(r"[*?\[]")
 
 
@@ -97,7 +98,7 @@ class SymbolTable:
         """The symbols called exactly ``name`` (raw), without decoding all others."""
         out: dict[int, Symbol] = {}
         for table in self._tables:
-            offsets = _name_offsets(table.strings, name.encode("utf-8", "surrogateescape"))
+            offsets = _name_offsets(table.strings, name.encode())
             for symbol in self._read(table, offsets) if offsets else ():
                 if symbol.name == name:
                     out.setdefault(symbol.vaddr, symbol)
@@ -115,7 +116,7 @@ class SymbolTable:
             if kind not in _FUNCTIONS or section in _NOT_HERE or (offsets is not None and offset not in offsets):
                 continue
             # "foo@@VER" is the default version of foo, "foo@VER" an old one.
-            name, at, version = c_string(table.strings, offset).decode("utf-8", "surrogateescape").partition("@")
+            name, at, version = _text(c_string(table.strings, offset)).partition("@")
             if not name or (".cold" in name and _COLD.search(name)) or self._elf.is_plt(value):
                 continue
             count, total = count + 1, total + len(name)
@@ -130,7 +131,7 @@ class SymbolTable:
             binding = info >> 4
             source = ""
             if binding == _STB_LOCAL:
-                source = c_string(table.strings, source_offset).decode("utf-8", "replace")
+                source = _text(c_string(table.strings, source_offset))
             yield Symbol(name, value, size, kind == _STT_GNU_IFUNC, binding, version.lstrip("@"), hidden, source)
 
     # ------------------------------------------------------------ by address
@@ -216,9 +217,19 @@ class SymbolTable:
         return [*clones[:count], *difflib.get_close_matches(pattern, likely, count)][:count]
 
 
+def _text(raw: bytes) -> str:
+    """A name out of a file, fit for any output: what is not UTF-8 or moves the cursor comes escaped."""
+    text = raw.decode("utf-8", "backslashreplace")
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
 def squeeze(name: str) -> str:
-    """A C++ name for comparison: white space and the long forms of std::string and the streams do not matter."""
-    name = name.replace(" ", "")
+    """A demangled name for comparison.
+
+    White space does not matter, nor the long forms of std::string and the streams, nor the brackets that Rust's v0
+    mangling has around the type of a method: ``<a::T>::f`` is ``a::T::f``.
+    """
+    name = _RUST_METHOD.sub(r"\1::", name).replace(" ", "")
     if "basic_" not in name:
         return name
     return _STD_CLASS.sub(lambda found: f"std::{found[1]}" + (f"{found[2]}{found[1]}" if found[2] else ""), name)
