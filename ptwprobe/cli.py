@@ -192,14 +192,15 @@ def record(
             ring_bits=ring_bits(ring_size),
             on_note=say,
         )
-        with stop_signals(lambda: session.request_stop(End.INTERRUPT)), session:
-            for probe in parsed:
-                session.add(probe)
-            session.start()
-            say(f"recording into {output} through channel {session.choice.name}: {session.choice.reason}")
-            session.wait(duration)
-            totals = session.stop()
-        keep(totals)
+        try:
+            with stop_signals(lambda: session.request_stop(End.INTERRUPT)), session:
+                for probe in parsed:
+                    session.add(probe)
+                session.start()
+                say(f"recording into {output} through channel {session.choice.name}: {session.choice.reason}")
+                session.wait(duration)
+        finally:
+            keep(session.totals)
         end = session.end.value if session.end else ""
         say(f"{output}: ended by {end}")
         if as_json:

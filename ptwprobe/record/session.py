@@ -1,7 +1,7 @@
 """The life of a session: plan, instrument, record, end, and always leave the targets as they were.
 
-Responsible for the order of things and for every way in which a session ends. How one process is instrumented is in
-``record.instrument``, how a command is started in ``record.launch``, the folder in ``record.folder``.
+Responsible for the order of things and for when a session ends. The processes are in ``record.targets``, how one is
+instrumented in ``record.instrument``, how a command is started in ``record.launch``, the folder in ``record.folder``.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
-from mmap import MAP_PRIVATE, PROT_EXEC, PROT_READ
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ptwprobe import _native
-from ptwprobe.errors import NotYetError, PtwprobeError, ResolveError, TargetError, TargetGoneError, UsageError
-from ptwprobe.model import Patch, Probe, Totals
-from ptwprobe.patch.remote import native_errors
-from ptwprobe.probe import elf
+from ptwprobe.errors import (
+    NotYetError,
+    PtwprobeError,
+    ResolveError,
+    TargetError,
+    UsageError,
+)
+from ptwprobe.model import Probe, Totals
 from ptwprobe.probe.spec import parse
 from ptwprobe.process import Process
 from ptwprobe.record import folder
@@ -30,7 +32,6 @@ from ptwprobe.record.channel import ChannelChoice, choose
 from ptwprobe.record.eventtable import EventTable
 from ptwprobe.record.instrument import (
     DEFAULT_RING_BITS,
-    Instrumented,
     Plan,
     RefusedSite,
     describe_refusals,
@@ -39,11 +40,10 @@ from ptwprobe.record.instrument import (
 from ptwprobe.record.launch import Launching
 from ptwprobe.record.live import Live
 from ptwprobe.record.metadata import session_document
+from ptwprobe.record.targets import Targets
 
 TOTALS = ("hits", "lost", "torn", "faults", "filtered", "stray")
 POLL_SECONDS = 0.02
-HOLE_PATIENCE_NS = 100_000_000
-"""How long a record may stay unfinished before the threads are looked at."""
 
 
 class End(Enum):
@@ -100,16 +100,13 @@ class Session:
         self.events = EventTable()
         self.refused: list[RefusedSite] = []
         self.end: End | None = None
-        self.recorder: _native.Recorder | None = None
         self._processes = [Process(p) for p in pids]
         self._threads = list(threads) if threads else None
         self._ring_bits = ring_bits
         self._on_note = on_note
-        self._tracer: _native.Tracer | None = None
-        self._live: list[Live] = []
+        self._targets: Targets | None = None
         self._launching: Launching | None = None
-        self._installed: dict[int, list[Patch]] = {}
-        self._described: list[dict[str, object]] = []
+        self._command: Live | None = None
         self._folder: folder.SessionFolder | None = None
         self._stop_requested: End | None = None
         self._stats: dict[str, Any] = dict.fromkeys(TOTALS, 0)
@@ -123,7 +120,7 @@ class Session:
     def add(self, probe: str | Probe) -> None:
         """Add a probe. In running processes it is resolved and planned at once, so that errors come here."""
         parsed = parse(probe) if isinstance(probe, str) else probe
-        if self.recorder is not None:
+        if self._targets is not None:
             raise UsageError("a probe was added to a session that is recording", "add all probes before start()")
         for process in self._processes:
             plan_sites(process, [parsed], EventTable())
@@ -151,18 +148,18 @@ class Session:
         self._started_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         self._folder = folder.SessionFolder.create(self.output)
         try:
-            self._tracer = _native.Tracer()
-            self.recorder = _native.Recorder(str(self._folder.perf_data), sys.argv)
-            self.recorder.keep_threads(self._threads)
-            self.recorder.start()
+            targets = Targets(self._folder.perf_data, sys.argv, self._ring_bits, self.note)
+            self._targets = targets
+            targets.recorder.keep_threads(self._threads)
+            targets.recorder.start()
             if self.command:
-                self._launching = Launching(self._tracer, self.command, self.probes)
-            lives = [self._open(process) for process, _plan in plans]
+                self._launching = Launching(targets.tracer, self.command, self.probes)
+            lives = [targets.open(process) for process, _plan in plans]
             for live, (_process, plan) in zip(lives, plans, strict=True):
-                self._put_in(live, plan)
+                self._put_in(targets, live, plan)
             for live in lives:
-                self._settle(live)
-            self._write_document()
+                targets.settle(live)
+            self._write_document(targets)
         except BaseException:
             self._abandon()
             raise
@@ -181,24 +178,28 @@ class Session:
 
     def poll(self, seconds: float = 0.0) -> End | None:
         """Look after targets, rings and disk for up to ``seconds``; the reason if the session has come to its end."""
-        if self.recorder is None:
+        targets = self._targets
+        if targets is None or targets.closed:
             return self.end
         if self._launching is not None:
-            self._step_launch(self._launching, max(1, int(seconds * 1000)))
+            self._step_launch(targets, self._launching, max(1, int(seconds * 1000)))
         elif seconds > 0:
-            select.select([live.pidfd for live in self._live], [], [], seconds)
-        for live in list(self._live):
+            ends = [live.pidfd for live in (*targets.live, self._command) if live is not None]
+            select.select(ends, [], [], seconds)
+        for live in list(targets.live):
             if live.exited():
-                self._lose(live, End.EXIT)
+                self._lose(targets, live, End.EXIT)
             elif live.replaced():
-                self._lose(live, End.EXEC)
-        self._look_at_holes(self.recorder)
-        error = self.recorder.stats()["error"]
+                self._lose(targets, live, End.EXEC)
+        targets.look_at_holes()
+        error = targets.recorder.stats()["error"]
         if error is not None:
             self.end = End.DISK_FULL if error[0] == "disk-full" else End.WRITE_ERROR
             self.note(f"{self.output}: {error[1]}; recording ends here")
             return self.end
-        if self._stop_requested is not None or self._live or self._launching is not None:
+        if self._command is not None and not self._command_has_ended(targets, self._command):
+            return self._stop_requested
+        if self._stop_requested is not None or targets.live or self._launching is not None:
             return self._stop_requested
         return self.end
 
@@ -208,14 +209,17 @@ class Session:
 
     def stop(self) -> Totals:
         """Take the probes out, let the targets go, finish the files; the totals of the session."""
-        if self.recorder is None:
+        targets = self._targets
+        if targets is None or targets.closed:
             return self.totals
         if self.end is None:
             self.end = self._stop_requested or End.STOPPED
-        failures = self._take_out(self.recorder)
-        self._stats = self.recorder.stop()
-        self._write_document(time.clock_gettime_ns(time.CLOCK_MONOTONIC))
-        self._close()
+        failures = self._take_out(targets)
+        if self._command is not None:
+            self._command.close()
+            self._command = None
+        self._stats = targets.close()
+        self._write_document(targets, time.clock_gettime_ns(time.CLOCK_MONOTONIC))
         if failures:
             raise failures[0]
         return self.totals
@@ -223,7 +227,8 @@ class Session:
     @property
     def totals(self) -> Totals:
         """What was recorded up to now."""
-        stats = self._stats if self.recorder is None else self.recorder.stats()
+        targets = self._targets
+        stats = self._stats if targets is None or targets.closed else targets.recorder.stats()
         return Totals(stats["hits"], stats["lost"], stats["torn"], stats["stray"], 0)
 
     def summary(self) -> dict[str, Any]:
@@ -256,77 +261,33 @@ class Session:
 
     # ------------------------------------------------------------ steps
 
-    def _open(self, process: Process) -> Live:
-        """Attach to ``process``, give it a ring and make it known to the recorder."""
-        assert self._tracer is not None and self.recorder is not None
-        live = Live(Instrumented(self._tracer, process))
-        self._live.append(live)
-        self._described.append(
-            {"pid": process.pid, "comm": process.comm, "exe": process.exe, "cmdline": list(process.cmdline)}
-        )
-        ring = live.instrumented.map_ring(rings_needed(), self._ring_bits)
-        self.recorder.add_target(process.pid, ring, process.comm)
-        return live
-
-    def _put_in(self, live: Live, plan: Plan) -> None:
-        """Build and install the patches of ``plan``."""
-        assert self.recorder is not None
-        patches = live.instrumented.build(plan.sites)
-        for item, patch in zip(plan.sites, patches, strict=True):
-            self.recorder.add_event(item.event.event_id, len(item.event.fields))
-            self.recorder.add_stub(live.pid, item.event.event_id, list(patch.stub.slot_addrs))
-            item.event.sites[live.pid] = item.site.runtime_addr
-        live.instrumented.install(patches)
-        self._installed.setdefault(live.pid, []).extend(patches)
-        self.refused += plan.refused
-        describe_refusals(plan.refused, self.note)
-
-    def _settle(self, live: Live) -> bool:
-        """All probes are in: describe the code that runs, and stay attached only while a stub's loads need it."""
-        assert self.recorder is not None
-        objects = elf.objects(live.instrumented.process)
-        build_ids = {(o.device, o.inode): o.build_id for o in objects}
-        for m in live.instrumented.process.maps():
-            if m.executable and m.is_file:
-                self.recorder.add_mapping(
-                    live.pid,
-                    m.start,
-                    m.end - m.start,
-                    m.offset,
-                    os.major(m.device),
-                    os.minor(m.device),
-                    m.inode,
-                    PROT_READ | PROT_EXEC,
-                    MAP_PRIVATE,
-                    m.path,
-                    build_ids.get((m.device, m.inode), ""),
-                )
-        return live.instrumented.release()
-
-    def _step_launch(self, launching: Launching, timeout_ms: int) -> None:
+    def _step_launch(self, targets: Targets, launching: Launching, timeout_ms: int) -> None:
         """Put in the probes whose objects the command has mapped by now."""
         try:
             for probe in launching.step(timeout_ms):
-                if not self._live:
-                    self._open(launching.process)
-                live = self._live[0]
+                live = targets.live[0] if targets.live else targets.open(launching.process)
                 try:
                     plan = plan_sites(launching.process, [probe], self.events, live.instrumented.windows)
                 except NotYetError:
                     continue
-                self._put_in(live, plan)
+                self._put_in(targets, live, plan)
                 launching.arrived(probe)
         except PtwprobeError:
             launching.kill()
             raise
         if not launching.pending:
             self._launching = None
-            if self._settle(self._live[0]):
+            if targets.settle(targets.live[0]):
                 launching.run()
-            self._write_document()
+            self._write_document(targets)
         elif launching.gone:
             self._launching = None
             self._command_ended(launching)
+
+    def _put_in(self, targets: Targets, live: Live, plan: Plan) -> None:
+        targets.put_in(live, plan)
+        self.refused += plan.refused
+        describe_refusals(plan.refused, self.note)
 
     def _command_ended(self, launching: Launching) -> None:
         """The command ended while probes were still waiting for their objects."""
@@ -339,92 +300,57 @@ class Session:
                 f"it had mapped: {', '.join(sorted(launching.seen)) or 'nothing that could be probed'}",
             )
 
-    def _look_at_holes(self, recorder: _native.Recorder) -> None:
-        """Pass holes in the rings once no thread can finish what it began there."""
-        old = [(pid, ring) for pid, ring, ns in recorder.holes() if ns >= HOLE_PATIENCE_NS]
-        for live in self._live:
-            rings = [ring for pid, ring in old if pid == live.pid]
-            with contextlib.suppress(TargetError):
-                if rings and live.instrumented.stubs_are_empty():
-                    for ring in rings:
-                        recorder.pass_hole(live.pid, ring)
-
-    def _lose(self, live: Live, end: End) -> None:
-        """The target's address space is gone: read what is left in its rings."""
-        assert self.recorder is not None and self._tracer is not None
-        self._live.remove(live)
-        live.instrumented.forget()
-        if end is End.EXIT and self.command:
-            self.exit_status = self._command_status(self._tracer, live.pid)
-        self.recorder.drop_target(live.pid)
-        live.close()
+    def _lose(self, targets: Targets, live: Live, end: End) -> None:
+        """The address space of ``live`` is gone."""
         self.end = end
+        targets.lose(live)
         if end is End.EXEC:
             self.note(f"process {live.pid} replaced its program (exec): its probes ended there")
-
-    @staticmethod
-    def _command_status(tracer: _native.Tracer, pid: int) -> int | None:
-        """The command's exit status as a shell shows it: 128 + signal for one that was killed."""
-        with native_errors(pid):
-            status = tracer.exit_status(pid)
-        return 128 - status if status is not None and status < 0 else status
-
-    def _take_out(self, recorder: _native.Recorder) -> list[PtwprobeError]:
-        """Unpatch every target; errors are returned so that each target gets its turn."""
-        failures: list[PtwprobeError] = []
-        for live in self._live:
-            try:
-                if not live.instrumented.remove():
-                    self.note(f"process {live.pid}: a thread is still inside a stub; stubs and ring stay mapped there")
-            except TargetGoneError:
-                live.instrumented.forget()
-            except PtwprobeError as error:
-                failures.append(error)
-            recorder.drop_target(live.pid)
+        if self.command:
+            self._command = live
+        else:
             live.close()
-        self._live = []
+
+    def _command_has_ended(self, targets: Targets, command: Live) -> bool:
+        """Whether the command, which has no probes any more, has come to its end."""
+        if not command.exited():
+            return False
+        self.exit_status = targets.command_status(command.pid)
+        command.close()
+        self._command = None
+        return True
+
+    def _abandon(self) -> None:
+        """Undo a start that failed; the session folder goes, too."""
+        self.end = End.FAILED
+        if self._targets is not None:
+            self._take_out(self._targets)
+            self._targets.close()
+        if self._folder is not None:
+            self._folder.remove()
+
+    def _take_out(self, targets: Targets) -> list[PtwprobeError]:
+        failures = targets.take_out()
         if self._launching is not None:
             with contextlib.suppress(TargetError):
                 self._launching.run()
             self._launching = None
         return failures
 
-    def _abandon(self) -> None:
-        """Undo a start that failed; the session folder goes, too."""
-        self.end = End.FAILED
-        if self.recorder is not None:
-            self._take_out(self.recorder)
-            self._stats = self.recorder.stop()
-        if self._folder is not None:
-            self._folder.remove()
-        self._close()
-
-    def _close(self) -> None:
-        if self._tracer is not None:
-            self._tracer.close()
-        self._tracer = None
-        self.recorder = None
-
-    def _write_document(self, ended_ns: int | None = None) -> None:
-        assert self._folder is not None and self.recorder is not None
+    def _write_document(self, targets: Targets, ended_ns: int | None = None) -> None:
+        assert self._folder is not None
         document = session_document(
             choice=self.choice,
             started_ns=self._started_ns,
             ended_ns=ended_ns,
             end=self.end.value if self.end else None,
-            clock=self.recorder.clock(),
+            clock=targets.recorder.clock(),
             events=self.events,
-            installed=self._installed,
-            processes=self._described,
+            installed=targets.installed,
+            processes=targets.described,
             threads=self._threads,
             refused=self.refused,
             stats=self._stats,
             notes=self.notes,
         )
         self._folder.write_document(document)
-
-
-def rings_needed() -> int:
-    """One ring for every CPU up to the highest that is online."""
-    text = Path("/sys/devices/system/cpu/online").read_text()
-    return max(int(part.split("-")[-1]) for part in text.strip().split(",")) + 1

@@ -1,0 +1,170 @@
+"""The processes of one session: taken under probe, watched while they run, let go again.
+
+Responsible for every way in which a target leaves a session. When a session begins and ends is decided in
+``record.session``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from mmap import MAP_PRIVATE, PROT_EXEC, PROT_READ
+from pathlib import Path
+from typing import Any
+
+from ptwprobe import _native
+from ptwprobe.errors import PtwprobeError, TargetError, TargetGoneError, UnsupportedError
+from ptwprobe.model import Patch
+from ptwprobe.patch.remote import native_errors
+from ptwprobe.probe import elf
+from ptwprobe.process import Process
+from ptwprobe.record.instrument import Instrumented, Plan
+from ptwprobe.record.live import Live
+
+REMOVE_SECONDS = 5.0
+"""How long a target that cannot be stopped is tried before its patches are left in."""
+RETRY_SECONDS = 0.02
+HOLE_PATIENCE_NS = 100_000_000
+"""How long a record may stay unfinished before the threads are looked at."""
+
+
+class Targets:
+    """All targets of a session, with the tracer that stops them and the recorder that drains their rings."""
+
+    def __init__(
+        self, perf_data: Path, command_line: Sequence[str], ring_bits: int, note: Callable[[str], None]
+    ) -> None:
+        """Make the perf.data and start to drain (nothing yet)."""
+        self.tracer = _native.Tracer()
+        self.recorder = _native.Recorder(str(perf_data), list(command_line))
+        self.live: list[Live] = []
+        self.installed: dict[int, list[Patch]] = {}
+        """Every patch that went in, by pid; they stay here when the target is gone."""
+        self.described: list[dict[str, Any]] = []
+        """Who the targets are, for session.json."""
+        self.closed = False
+        self._ring_bits = ring_bits
+        self._note = note
+
+    # ------------------------------------------------------------ going in
+
+    def open(self, process: Process) -> Live:
+        """Attach to ``process``, give it a ring and make it known to the recorder."""
+        live = Live(Instrumented(self.tracer, process))
+        self.live.append(live)
+        self.described.append(
+            {"pid": process.pid, "comm": process.comm, "exe": process.exe, "cmdline": process.cmdline}
+        )
+        ring = live.instrumented.map_ring(rings_needed(), self._ring_bits)
+        self.recorder.add_target(process.pid, ring, process.comm)
+        return live
+
+    def put_in(self, live: Live, plan: Plan) -> None:
+        """Build and install the patches of ``plan``."""
+        patches = live.instrumented.build(plan.sites)
+        for item, patch in zip(plan.sites, patches, strict=True):
+            self.recorder.add_event(item.event.event_id, len(item.event.fields))
+            self.recorder.add_stub(live.pid, item.event.event_id, list(patch.stub.slot_addrs))
+            item.event.sites[live.pid] = item.site.runtime_addr
+        live.instrumented.install(patches)
+        self.installed.setdefault(live.pid, []).extend(patches)
+
+    def settle(self, live: Live) -> bool:
+        """All probes of ``live`` are in: describe the code that runs, and stop tracing if no stub needs it.
+
+        Returns whether the process is still traced.
+        """
+        build_ids = {(o.device, o.inode): o.build_id for o in elf.objects(live.instrumented.process)}
+        for m in live.instrumented.process.maps():
+            if m.executable and m.is_file:
+                self.recorder.add_mapping(
+                    live.pid,
+                    m.start,
+                    m.end - m.start,
+                    m.offset,
+                    os.major(m.device),
+                    os.minor(m.device),
+                    m.inode,
+                    PROT_READ | PROT_EXEC,
+                    MAP_PRIVATE,
+                    m.path,
+                    build_ids.get((m.device, m.inode), ""),
+                )
+        return live.instrumented.release()
+
+    # ------------------------------------------------------------ watching
+
+    def look_at_holes(self) -> None:
+        """Pass holes in the rings once no thread can finish what it began there."""
+        old = [(pid, ring) for pid, ring, ns in self.recorder.holes() if ns >= HOLE_PATIENCE_NS]
+        for live in self.live:
+            rings = [ring for pid, ring in old if pid == live.pid]
+            # A target that cannot be looked at now, since it is busy or traced by somebody else, is looked at later.
+            with contextlib.suppress(TargetError, UnsupportedError):
+                if rings and live.instrumented.stubs_are_empty():
+                    for ring in rings:
+                        self.recorder.pass_hole(live.pid, ring)
+
+    def lose(self, live: Live) -> None:
+        """The address space of ``live`` is gone (exit or exec): read what is left in its rings.
+
+        The caller closes ``live``.
+        """
+        self.live.remove(live)
+        live.instrumented.forget()
+        self.recorder.drop_target(live.pid)
+
+    def command_status(self, pid: int) -> int | None:
+        """Exit status of a command that we started, as a shell shows it: 128 + signal for one that was killed."""
+        with native_errors(pid):
+            status = self.tracer.exit_status(pid)
+        return 128 - status if status is not None and status < 0 else status
+
+    # ------------------------------------------------------------ coming out
+
+    def take_out(self) -> list[PtwprobeError]:
+        """Unpatch every target and let it go; errors are returned so that each target gets its turn."""
+        failures: list[PtwprobeError] = []
+        for live in self.live:
+            try:
+                self._remove(live)
+            except TargetGoneError:
+                live.instrumented.forget()
+            except PtwprobeError as error:
+                failures.append(error)
+            self.recorder.drop_target(live.pid)
+            live.close()
+        self.live = []
+        return failures
+
+    def _remove(self, live: Live) -> None:
+        """Take the patches of one target out; who is in the way (a debugger, a vfork) gets some time to go."""
+        deadline = time.monotonic() + REMOVE_SECONDS
+        while True:
+            try:
+                if not live.instrumented.remove():
+                    self._note(f"process {live.pid}: a thread is still inside a stub; stubs and ring stay mapped there")
+                return
+            except TargetGoneError:
+                raise
+            except (TargetError, UnsupportedError):
+                if time.monotonic() >= deadline:
+                    sites = ", ".join(f"{p.site.runtime_addr:#x}" for p in live.instrumented.patches[:8])
+                    self._note(f"process {live.pid} keeps its patches at {sites}; they emit nothing and do no harm")
+                    raise
+            time.sleep(RETRY_SECONDS)
+
+    def close(self) -> dict[str, Any]:
+        """End the recording and the tracing; the recorder's final counts."""
+        stats: dict[str, Any] = self.recorder.stop()
+        self.tracer.close()
+        self.closed = True
+        return stats
+
+
+def rings_needed() -> int:
+    """One ring for every CPU up to the highest that is online."""
+    text = Path("/sys/devices/system/cpu/online").read_text()
+    return max(int(part.split("-")[-1]) for part in text.strip().split(",")) + 1
