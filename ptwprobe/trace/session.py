@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -163,7 +164,8 @@ class _Object:
 def read_session(path: Path) -> SessionInfo:
     """Parses ``session.json`` at ``path``; InputError with the place where it is not what it should be."""
     try:
-        with path.open("rb") as file:
+        # A pipe that nobody writes to must not be waited for.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             data = file.read(_MAX_BYTES + 1)
     except OSError as e:
         raise InputError(f"{path}: {e.strerror}") from e

@@ -6,6 +6,7 @@
 mod bytes;
 mod error;
 mod features;
+mod head;
 pub mod layout;
 mod reader;
 mod records;

@@ -1,9 +1,9 @@
 //! Reads the records of a perf.data one after the other, also of one that is still being written or was cut.
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::bytes::Cursor;
@@ -25,7 +25,7 @@ pub enum Next {
     Record(Record),
     /// The data end here, for now.
     End,
-    /// A record begins at the offset and is not whole.
+    /// What comes at the offset is not whole.
     Cut(u64),
     /// The record at the offset says that it has less bytes than its header: nothing after it can be found.
     Broken(u64),
@@ -37,6 +37,8 @@ pub struct Reader {
     data_offset: u64,
     /// Offset in the file up to which records are whole.
     end: u64,
+    /// The header tells more than the file has.
+    short: bool,
     sample_types: SampleTypes,
     window: Vec<u8>,
     /// Offset in the file of the window's first byte, and of the next record.
@@ -47,7 +49,8 @@ pub struct Reader {
 impl Reader {
     /// Checks the head of the file. Pipes and folders are not read.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let file = File::open(path)?;
+        // A pipe that nobody writes to must not be waited for.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)?;
         if !file.metadata()?.is_file() {
             return Err(Error::format("not a regular file", 0));
         }
@@ -76,6 +79,7 @@ impl Reader {
             file,
             data_offset,
             end: data_offset,
+            short: false,
             sample_types,
             window: Vec::new(),
             window_offset: data_offset,
@@ -89,11 +93,13 @@ impl Reader {
     pub fn refresh(&mut self) -> Result<(), Error> {
         let len = self.file.metadata()?.len();
         let told = read_at_most(&self.file, HEADER_DATA_SIZE, 8)?;
-        self.end = match Cursor::new(&told).u64() {
+        let told_end = match Cursor::new(&told).u64() {
             // perf tells the size only when it ends: whole records up to the end of the file.
             Some(0) | None => len,
-            Some(size) => self.data_offset.saturating_add(size).min(len.max(self.offset)),
+            Some(size) => self.data_offset.saturating_add(size),
         };
+        self.short = told_end > len;
+        self.end = told_end.min(len);
         Ok(())
     }
 
@@ -107,7 +113,7 @@ impl Reader {
     pub fn next_record(&mut self) -> Result<Next, Error> {
         let offset = self.offset;
         if offset >= self.end {
-            return Ok(Next::End);
+            return Ok(if self.short { Next::Cut(offset) } else { Next::End });
         }
         let available = self.end - offset;
         let Some((kind, flags, size)) = self.record_header(offset)? else { return Ok(Next::Cut(offset)) };

@@ -10,9 +10,10 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::features::Features;
+use super::head::file_head;
 use super::layout::{
-    attr_flag, misc, pt_config, record, sample, ATTR_LEN, AUXTRACE_INTEL_PT, AUXTRACE_LEN, DUMMY_EVENT_ID,
-    HEADER_DATA_SIZE, HEADER_FEATURES, HEADER_LEN, INFO_TIME_SHIFT, INFO_WORDS, MAGIC, PT_EVENT_ID, RECORD_HEADER_LEN,
+    misc, pt_config, record, AUXTRACE_INTEL_PT, AUXTRACE_LEN, DUMMY_EVENT_ID, HEADER_DATA_SIZE, HEADER_FEATURES,
+    INFO_TIME_SHIFT, INFO_WORDS, RECORD_HEADER_LEN,
 };
 use crate::clock::TimeConv;
 
@@ -84,7 +85,8 @@ pub struct Writer {
     streams: HashMap<u32, AuxStream>,
     info_offset: u64,
     conv_offset: u64,
-    failed: Option<io::ErrorKind>,
+    /// The `errno` of the write that failed.
+    failed: Option<i32>,
 }
 
 impl Writer {
@@ -271,7 +273,7 @@ impl Writer {
     }
 
     fn check(&self) -> io::Result<()> {
-        self.failed.map_or(Ok(()), |kind| Err(kind.into()))
+        self.failed.map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
     }
 
     fn spill(&mut self) -> io::Result<()> {
@@ -290,7 +292,7 @@ impl Writer {
         let mut done = 0;
         while let Some(rest) = self.buffer.get(done..).filter(|rest| !rest.is_empty()) {
             match self.file.write_at(rest, self.data_offset + self.written + done as u64) {
-                Ok(0) => return Err(self.cut_back(done, io::ErrorKind::WriteZero.into())),
+                Ok(0) => return Err(self.cut_back(done, io::Error::from_raw_os_error(libc::ENOSPC))),
                 Ok(n) => done += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(self.cut_back(done, e)),
@@ -305,7 +307,7 @@ impl Writer {
     fn cut_back(&mut self, done: usize, error: io::Error) -> io::Error {
         self.written += whole_records(&self.buffer, done) as u64;
         self.buffer.clear();
-        self.failed = Some(error.kind());
+        self.failed = Some(error.raw_os_error().unwrap_or(libc::EIO));
         // Neither needs room on the disk. Should they fail as well, the header tells the size of the flush before.
         let _ = self.file.set_len(self.data_offset + self.written);
         let _ = self.write_data_size();
@@ -417,49 +419,6 @@ fn whole_records(buffer: &[u8], done: usize) -> usize {
             _ => return at,
         }
     }
-}
-
-/// Header, event ids and attributes; and where the data begin.
-fn file_head(who: WriterInfo) -> (Vec<u8>, u64) {
-    let ids_at = HEADER_LEN;
-    let attrs_at = ids_at + 16;
-    let attr_entry = ATTR_LEN as u64 + 16;
-    let data_at = attrs_at + 2 * attr_entry;
-    let mut out = Vec::new();
-    // Magic, own size; size of an attribute entry; sections of attributes, data, event types; feature mask.
-    for word in [MAGIC, HEADER_LEN, attr_entry, attrs_at, 2 * attr_entry, data_at, 0, 0, 0, 0, 0, 0, 0] {
-        out.extend_from_slice(&word.to_le_bytes());
-    }
-    for id in [PT_EVENT_ID, DUMMY_EVENT_ID] {
-        out.extend_from_slice(&id.to_le_bytes());
-    }
-    let config = pt_config::PT | pt_config::FUP_ON_PTW | pt_config::TSC | pt_config::PTW;
-    let common = attr_flag::DISABLED | attr_flag::EXCLUDE_KERNEL | attr_flag::EXCLUDE_HV | attr_flag::SAMPLE_ID_ALL;
-    let sideband = attr_flag::MMAP
-        | attr_flag::COMM
-        | attr_flag::TASK
-        | attr_flag::MMAP2
-        | attr_flag::COMM_EXEC
-        | attr_flag::CONTEXT_SWITCH
-        | attr_flag::BUILD_ID;
-    push_attr(&mut out, who.pmu_type, config, common, ids_at);
-    // PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY.
-    push_attr(&mut out, 1, 9, common | sideband, ids_at + 8);
-    (out, data_at)
-}
-
-fn push_attr(out: &mut Vec<u8>, kind: u32, config: u64, flags: u64, id_at: u64) {
-    let end = out.len() + ATTR_LEN;
-    let sample_type = sample::IP | sample::TID | sample::TIME | sample::CPU | sample::IDENTIFIER;
-    out.extend_from_slice(&kind.to_le_bytes());
-    out.extend_from_slice(&(ATTR_LEN as u32).to_le_bytes());
-    for word in [config, 1, sample_type, 0, flags] {
-        out.extend_from_slice(&word.to_le_bytes());
-    }
-    out.resize(end, 0);
-    // Where its one id stands.
-    out.extend_from_slice(&id_at.to_le_bytes());
-    out.extend_from_slice(&8u64.to_le_bytes());
 }
 
 #[cfg(test)]

@@ -39,6 +39,8 @@ pub struct TraceReader {
     by_key: HashMap<(u32, Option<u32>, Option<u32>), usize>,
     round: Round,
     state: State,
+    /// Where and why the records end before the file does; told last.
+    ending: Option<(u64, &'static str)>,
     current: Option<Current>,
     message: String,
     totals: Totals,
@@ -100,6 +102,7 @@ impl TraceReader {
             by_key: HashMap::new(),
             round: Round::default(),
             state: State::Loading,
+            ending: None,
             current: None,
             message: String::new(),
             totals: Totals::default(),
@@ -132,7 +135,14 @@ impl TraceReader {
                         break Some(current);
                     }
                 }
-                State::Done => return Ok(None),
+                State::Done => match self.ending.take() {
+                    Some((offset, text)) => {
+                        self.set_message(format_args!("{text} {offset}"));
+                        let kind = CurrentKind::Problem(Some(offset));
+                        break Some(Current { ns: None, tid: None, cpu: None, kind });
+                    }
+                    None => return Ok(None),
+                },
             }
         };
         Ok(self.entry())
@@ -148,19 +158,14 @@ impl TraceReader {
             let record = match self.file.next_record()? {
                 Next::Record(record) => record,
                 Next::End | Next::Cut(_) if self.mode == Mode::Follow => return Ok(Loaded::Nothing),
-                _ if self.round.last => return Ok(Loaded::Round),
-                Next::End => {
+                end => {
                     self.round.last = true;
+                    self.ending = match end {
+                        Next::Cut(offset) => Some((offset, "the file is cut: read up to byte")),
+                        Next::Broken(offset) => Some((offset, "a record with an impossible size: read up to byte")),
+                        Next::Record(_) | Next::End => None,
+                    };
                     return Ok(Loaded::Round);
-                }
-                Next::Cut(offset) => {
-                    self.round.last = true;
-                    return Ok(self.problem(offset, format_args!("the file is cut: read up to byte {offset}")));
-                }
-                Next::Broken(offset) => {
-                    self.round.last = true;
-                    let text = format_args!("a record with an impossible size: read up to byte {offset}");
-                    return Ok(self.problem(offset, text));
                 }
             };
             match record.body {

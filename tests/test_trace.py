@@ -1,0 +1,253 @@
+"""From a session folder or a perf.data to typed events."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ptwprobe
+from ptwprobe.errors import InputError
+from ptwprobe.model import Hit, Totals
+from ptwprobe.trace.events import Lost, Stray, Torn, TraceError
+from tests.synth import BARE, SIZES, Session, SynthEvent, chunk, header_word, ns_of, ptw, small_session, tsc
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return small_session(tmp_path / "small.ptw")
+
+
+def test_hits_have_names_values_places_and_times(small: Path) -> None:
+    hits = list(ptwprobe.open(small).hits())
+    comm = 'wo"rk,\\x1b[1m\\xff'
+    assert hits == [
+        Hit(ns_of(2000), 100, 100, 0, "prog", "libc/malloc", 0x401000, {"size": 64, "flags": 255, "delta": -1}),
+        Hit(ns_of(2500), 100, 101, 1, comm, "libc/malloc", 0x401000, {"size": 2**53 + 1, "flags": 0, "delta": 127}),
+        Hit(ns_of(3000), 100, 100, 0, "prog", "prog/tick", 0x402000, {}),
+        Hit(ns_of(4000), 100, 100, 1, "prog", "libc/malloc", 0x401000, {"size": 2**53, "flags": 1, "delta": -128}),
+        Hit(ns_of(5400), 100, 101, 1, comm, "prog/tick", 0x402000, {}),
+    ]
+
+
+def test_what_is_lost_stray_or_wrong_stands_in_its_place(small: Path) -> None:
+    trace = ptwprobe.open(small)
+    rest = [event for event in trace.events() if not isinstance(event, Hit)]
+    assert rest[:2] == [Lost(ns_of(2800), 1, 5), Torn(ns_of(2900), 0, 1)]
+    stray = Stray(ns_of(5200), 100, 101, 1, 'wo"rk,\\x1b[1m\\xff', 0x405000, 0xDEAD)
+    assert rest[3] == stray
+    errors = [event.message for event in rest if isinstance(event, TraceError)]
+    assert errors == [
+        "a hit of libc/malloc is not whole: 1 of 3 words",
+        "the CPU dropped packets here (OVF)",
+        "bytes that are no packet; decoding goes on at the next PSB",
+        "1 bytes skipped up to a PSB",
+    ]
+    assert trace.totals() == Totals(hits=5, lost=5, torn=1, stray=1, errors=4)
+
+
+def test_a_perf_data_alone_names_events_by_id_and_still_tells_losses(small: Path, tmp_path: Path) -> None:
+    alone = Path(shutil.copy(small / "perf.data", tmp_path / "alone.data"))
+    trace = ptwprobe.open(alone)
+    assert trace.session is None
+    first, *_ = trace.hits()
+    assert (first.event, first.ip) == ("id/32768", SIZES.slots[0])
+    assert first.args == {"arg1": 64, "arg2": 0x1_0000_00FF, "arg3": 0xFF}
+    assert (trace.totals().lost, trace.totals().torn) == (5, 1)
+
+
+def test_the_perf_data_in_a_session_opens_with_its_session(small: Path) -> None:
+    trace = ptwprobe.open(small / "perf.data")
+    assert trace.session is not None
+    assert [event.event for event in trace.session.events] == ["libc/malloc", "prog/tick"]
+    assert trace.session.processes[0].cmdline == ("prog", "-x")
+
+
+def test_threads_are_merged_by_time_within_a_round(tmp_path: Path) -> None:
+    session = Session(tmp_path / "s.ptw", [BARE])
+    for time in range(1000, 1100):
+        session.hit(100 + time % 7, BARE, time)
+    times = [hit.ns for hit in ptwprobe.open(session.finish()).hits()]
+    assert len(times) == 100
+    assert times == sorted(times)
+
+
+def test_the_cpu_of_a_hit_is_the_last_switch_before_it(tmp_path: Path) -> None:
+    session = Session(tmp_path / "s.ptw", [BARE])
+    for time, cpu in ((1000, 3), (3000, 1), (5000, 2)):
+        session.writer.switch_in(100, 100, cpu, ns_of(time))
+    for time in (500, 1000, 2998, 3000, 9000):
+        session.hit(100, BARE, time)
+    cpus = [hit.cpu for hit in ptwprobe.open(session.finish()).hits()]
+    assert cpus == [-1, 3, 3, 1, 2]
+
+
+def test_a_fork_child_has_its_parents_name_until_it_takes_its_own(tmp_path: Path) -> None:
+    session = Session(tmp_path / "s.ptw", [BARE])
+    session.writer.comm(100, 100, b"parent", ns_of(10))
+    session.writer.fork(200, 200, 100, 100, ns_of(20))
+    session.writer.comm(200, 200, b"child", ns_of(40), exec=True)
+    for time in (30, 50):
+        session.hit(200, BARE, time)
+    hits = list(ptwprobe.open(session.finish()).hits())
+    assert [(hit.pid, hit.comm) for hit in hits] == [(200, "parent"), (200, "child")]
+    assert {hit.ip for hit in hits} == {BARE.addr}
+
+
+def test_equal_stub_addresses_of_two_processes_are_told_apart(tmp_path: Path) -> None:
+    twin = {"event_id": 0x8000, "event": "g/e"}
+    session = Session(tmp_path / "s.ptw", [SynthEvent(**twin, pid=100, addr=0x1000)], describe=False)
+    description = session.description()
+    events = description["events"]
+    assert isinstance(events, list)
+    events[0]["sites"].append({**events[0]["sites"][0], "pid": 200, "addr": 0x2000})
+    (tmp_path / "s.ptw/session.json").write_text(json.dumps(description))
+    for pid in (100, 200):
+        session.writer.comm(pid, pid, b"x", 0)
+        session.hit(pid, SynthEvent(**twin, pid=pid), 1000 + pid)
+    assert [hit.ip for hit in ptwprobe.open(session.finish()).hits()] == [0x1000, 0x2000]
+
+
+def test_a_live_session_is_read_as_it_grows(tmp_path: Path) -> None:
+    session = Session(tmp_path / "s.ptw", [BARE])
+    trace = ptwprobe.open(tmp_path / "s.ptw")
+    assert trace.new_hits() == []
+    for start in (1000, 2000, 3000):
+        for time in range(start, start + 10):
+            session.hit(100, BARE, time)
+        assert trace.new_hits() == []
+        session.round()
+        first = trace.new_hits(4)
+        rest = trace.new_hits()
+        assert [hit.ns for hit in first + rest] == [ns_of(time) for time in range(start, start + 10)]
+        assert trace.new_events() == []
+    session.finish()
+    assert trace.new_hits() == []
+    assert trace.totals().hits == 30
+
+
+def test_a_file_whose_recorder_was_killed_reads_up_to_its_last_flush(tmp_path: Path) -> None:
+    session = Session(tmp_path / "s.ptw", [BARE])
+    session.hit(100, BARE, 1000)
+    session.round()
+    session.hit(100, BARE, 2000)
+    # Neither flushed nor finished.
+    assert ptwprobe.open(tmp_path / "s.ptw").totals() == Totals(hits=1)
+
+
+def test_a_record_may_go_on_in_the_next_chunk_and_after_a_psb(tmp_path: Path) -> None:
+    session = Session(tmp_path / "s.ptw", [SIZES])
+    slots = SIZES.slots
+    start = chunk(1000, ptw(header_word(SIZES.event_id, 3), slots[0]), ptw(1, slots[1]))
+    rest = chunk(1100, ptw(2, slots[2]), ptw(3, slots[3]))
+    session.raw(100, start, 1000)
+    session.round()
+    session.raw(100, rest, 1100)
+    trace = ptwprobe.open(session.finish())
+    assert [(hit.ns, hit.args) for hit in trace.hits()] == [(ns_of(1000), {"size": 1, "flags": 2, "delta": 3})]
+    assert trace.totals().errors == 0
+
+
+def test_a_packet_may_be_cut_by_the_end_of_a_chunk(tmp_path: Path) -> None:
+    session = Session(tmp_path / "s.ptw", [SIZES])
+    words = (header_word(SIZES.event_id, 3), 1, 2, 3)
+    packets = chunk(1000, *(ptw(word, slot) for word, slot in zip(words, SIZES.slots, strict=True)))
+    for at in range(0, len(packets), 7):
+        session.raw(100, packets[at : at + 7], 1000)
+        session.round()
+    trace = ptwprobe.open(session.finish())
+    assert trace.totals() == Totals(hits=1)
+
+
+def test_after_a_damaged_chunk_the_next_one_is_read(tmp_path: Path) -> None:
+    session = Session(tmp_path / "s.ptw", [BARE])
+    tick = ptw(header_word(BARE.event_id, 0), BARE.slots[0])
+    session.raw(100, chunk(1000, tick, tsc(1100))[:-3], 1000)
+    session.raw(100, chunk(2000, tick, b"\x02\xff"), 2000)
+    session.raw(100, chunk(3000, tick), 3000)
+    trace = ptwprobe.open(session.finish())
+    assert [hit.ns for hit in trace.hits()] == [ns_of(1000), ns_of(2000), ns_of(3000)]
+    assert [e.message for e in trace.events() if isinstance(e, TraceError)] == [
+        "the trace ends inside a packet",
+        "bytes that are no packet; decoding goes on at the next PSB",
+        "1 bytes skipped up to a PSB",
+    ]
+
+
+def test_a_hit_that_the_end_of_the_file_cuts_is_told(tmp_path: Path) -> None:
+    session = Session(tmp_path / "s.ptw", [SIZES])
+    session.raw(100, chunk(1000, ptw(header_word(SIZES.event_id, 3), SIZES.slots[0])), 1000)
+    events = list(ptwprobe.open(session.finish()).events())
+    assert [event.message for event in events if isinstance(event, TraceError)] == [
+        "a hit of libc/malloc is not whole: 0 of 3 words"
+    ]
+
+
+def test_a_cut_file_tells_how_far_it_was_read(small: Path) -> None:
+    size = (small / "perf.data").stat().st_size
+    os.truncate(small / "perf.data", size // 2)
+    last = list(ptwprobe.open(small).events())[-1]
+    assert isinstance(last, TraceError)
+    assert last.message == f"the file is cut: read up to byte {last.file_offset}"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "shorter than its magic"),
+        (b"not a perf.data at all", "no PERFILE2"),
+        (b"2ELIFREP" + bytes(96), "big-endian"),
+        (b"PERFILE2" + (16).to_bytes(8, "little"), "written to a pipe"),
+        (b"PERFILE2" + (104).to_bytes(8, "little"), "ends inside the perf.data header"),
+    ],
+)
+def test_what_is_no_perf_data_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "x.data"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as error:
+        ptwprobe.open(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_path_that_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        ptwprobe.open(tmp_path)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(InputError, match="not a regular file"):
+        ptwprobe.open(fifo)
+
+
+words = st.integers(0, 2**64 - 1)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(st.integers(100, 103), st.integers(1, 2**40), st.lists(words, max_size=12), st.booleans()),
+        max_size=40,
+    )
+)
+def test_every_hit_comes_back_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, hits: list[tuple[int, int, list[int], bool]]
+) -> None:
+    folder = tmp_path_factory.mktemp("session")
+    events: dict[int, SynthEvent] = {}
+    session = Session(folder, describe=False)
+    now, wanted = 1000, []
+    for tid, step, args, end_round in hits:
+        now += step
+        event = events.setdefault(
+            len(args), SynthEvent(0x8000 + len(args), "g/e", tuple((f"a{index}", "x64") for index in range(len(args))))
+        )
+        session.hit(tid, event, now, *args)
+        wanted.append((ns_of(now), tid, args))
+        if end_round:
+            session.round()
+    read = [(hit.ns, hit.tid, list(hit.args.values())) for hit in ptwprobe.open(session.finish()).hits()]
+    assert read == wanted
