@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ptwprobe
@@ -223,10 +223,14 @@ def test_a_path_that_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
         ptwprobe.open(fifo)
 
 
-words = st.integers(0, 2**64 - 1)
+EVENTS = [
+    SynthEvent(0x8000 + n, f"g/e{n}", tuple((f"a{index}", "x64") for index in range(n)), stub=0x7F0000001000 + n * 4096)
+    for n in range(13)
+]
+words = st.one_of(st.integers(0, 2**64 - 1), st.just(header_word(0x8001, 1)))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(100, 103), st.integers(1, 2**40), st.lists(words, max_size=12), st.booleans()),
@@ -236,16 +240,11 @@ words = st.integers(0, 2**64 - 1)
 def test_every_hit_comes_back_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, hits: list[tuple[int, int, list[int], bool]]
 ) -> None:
-    folder = tmp_path_factory.mktemp("session")
-    events: dict[int, SynthEvent] = {}
-    session = Session(folder, describe=False)
+    session = Session(tmp_path_factory.mktemp("session"), EVENTS)
     now, wanted = 1000, []
     for tid, step, args, end_round in hits:
         now += step
-        event = events.setdefault(
-            len(args), SynthEvent(0x8000 + len(args), "g/e", tuple((f"a{index}", "x64") for index in range(len(args))))
-        )
-        session.hit(tid, event, now, *args)
+        session.hit(tid, EVENTS[len(args)], now, *args)
         wanted.append((ns_of(now), tid, args))
         if end_round:
             session.round()
