@@ -9,10 +9,10 @@ from pathlib import Path
 
 PAGE = 4096
 EXEC, DYN = 2, 3
-PROGBITS, SYMTAB, STRTAB, RELA, DYNAMIC, NOBITS, DYNSYM = 1, 2, 3, 4, 6, 8, 11
+PROGBITS, SYMTAB, STRTAB, RELA, DYNAMIC = 1, 2, 3, 4, 6
 WRITE, ALLOC, EXECINSTR = 1, 2, 4
-R_X86_64_64, R_X86_64_RELATIVE = 1, 8
-DT_RELR, DT_RELRSZ = 36, 35
+R_X86_64_RELATIVE = 8
+DT_RELA, DT_RELASZ, DT_RELR, DT_RELRSZ = 7, 8, 36, 35
 
 
 @dataclass
@@ -68,11 +68,17 @@ class ElfWriter:
         return self
 
     def relative(self, vaddr: int, relocations: Sequence[tuple[int, int]]) -> ElfWriter:
-        """A loaded table of R_X86_64_RELATIVE: (place, value)."""
+        """A loaded table of R_X86_64_RELATIVE: (place, value), and a dynamic table that names it."""
         table = b"".join(struct.pack("<QQq", place, R_X86_64_RELATIVE, value) for place, value in relocations)
-        dynsym = Section(".dynsym", bytes(24), vaddr + len(table), DYNSYM, ALLOC, ".dynstr", 24, 1)
-        dynstr = Section(".dynstr", b"\0", vaddr + len(table) + 24, STRTAB, ALLOC)
-        self.sections += [Section(".rela.dyn", table, vaddr, RELA, ALLOC, ".dynsym", 24), dynsym, dynstr]
+        self.sections.append(Section(".rela.dyn", table, vaddr, RELA, ALLOC, ".dynstr", 24))
+        return self.dynamic(vaddr + PAGE, [(DT_RELA, vaddr), (DT_RELASZ, len(table))])
+
+    def dynamic(self, vaddr: int, entries: Sequence[tuple[int, int]]) -> ElfWriter:
+        """A dynamic table of (tag, value), and an empty string table, in two pages."""
+        table = b"".join(struct.pack("<QQ", *entry) for entry in [*entries, (0, 0)])
+        self.sections.append(Section(".dynstr", b"\0", vaddr, STRTAB, ALLOC))
+        self.sections.append(Section(".dynamic", table, vaddr + PAGE, DYNAMIC, ALLOC, ".dynstr", 16))
+        self.program_headers.append((2, 6, vaddr + PAGE, len(table)))
         return self
 
     def bytes(self) -> bytes:

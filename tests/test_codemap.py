@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ptwprobe._native import CodeMap, NativeError
-from tests.elfwriter import ALLOC, DT_RELR, DT_RELRSZ, DYNAMIC, EXEC, STRTAB, ElfWriter, Section
+from tests.elfwriter import DT_RELR, DT_RELRSZ, EXEC, ElfWriter
 
 TEXT = 0x1000
 LIBC = "/lib/x86_64-linux-gnu/libc.so.6"
@@ -95,20 +95,23 @@ def test_bytes_end_with_the_section(tmp_path: Path) -> None:
 
 
 def test_relocated_pointers_are_targets(tmp_path: Path) -> None:
-    writer = ElfWriter().text(TEXT, bytes(64)).relative(0x2000, [(0x3000, TEXT + 5), (0x3008, 0x3000)])
-    found = kinds(CodeMap(writer.data(0x3000, bytes(16)).write(tmp_path / "a")))
-    assert found[TEXT + 5] == {"pointer"} and 0x3000 not in found
+    writer = ElfWriter().text(TEXT, bytes(64)).relative(0x2000, [(0x6000, TEXT + 5), (0x6008, 0x6000)])
+    found = kinds(CodeMap(writer.data(0x6000, bytes(16)).write(tmp_path / "a")))
+    assert found[TEXT + 5] == {"pointer"} and 0x6000 not in found
+
+
+def test_what_stands_in_a_relocated_place_is_a_target(tmp_path: Path) -> None:
+    writer = ElfWriter().text(TEXT, bytes(64)).relative(0x2000, [(0x6000, 0x6000)])
+    found = kinds(CodeMap(writer.data(0x6000, struct.pack("<Q", TEXT + 7)).write(tmp_path / "a")))
+    assert found[TEXT + 7] == {"pointer"}
 
 
 def test_packed_relocations_are_targets(tmp_path: Path) -> None:
     # One address, then a bitmap: the words after it with bits 0 and 2.
     table = struct.pack("<QQ", 0x5000, 0b1011)
     words = struct.pack("<4Q", TEXT + 3, TEXT + 9, TEXT + 20, TEXT + 30)
-    dynamic = struct.pack("<6Q", DT_RELR, 0x4000, DT_RELRSZ, len(table), 0, 0)
     writer = ElfWriter().text(TEXT, bytes(64)).data(0x4000, table, ".relr.dyn").data(0x5000, words)
-    writer.sections.append(Section(".dynstr", b"\0", 0x6000, STRTAB, ALLOC))
-    writer.sections.append(Section(".dynamic", dynamic, 0x7000, DYNAMIC, ALLOC, ".dynstr", 16))
-    writer.program_headers.append((2, 6, 0x7000, len(dynamic)))
+    writer.dynamic(0x6000, [(DT_RELR, 0x4000), (DT_RELRSZ, len(table))])
     found = kinds(CodeMap(writer.write(tmp_path / "a")))
     assert {TEXT + 3, TEXT + 9, TEXT + 30} <= set(found) and TEXT + 20 not in found
 
@@ -275,7 +278,8 @@ def test_a_file_without_sections_is_known_by_its_unwind_table(tmp_path: Path) ->
     bare = CodeMap(path)
     assert bare.function_bounds(f) == whole.function_bounds(f)
     assert not bare.has_unknown_jumps(f)
-    assert {t for t, why in whole.targets(f, f + 200) if why == "table"} <= {t for t, _ in bare.targets(f, f + 200)}
+    for kind in ("table", "pointer", "branch"):
+        assert {t for t, why in whole.targets(0, 1 << 40) if why == kind} <= {t for t, _ in bare.targets(0, 1 << 40)}
 
 
 # ---------------------------------------------------------------- real files

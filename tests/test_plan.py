@@ -209,7 +209,9 @@ def test_refusal_function_too_short(code: Callable[..., Code]) -> None:
 
 
 def test_refusal_not_executable(code: Callable[..., Code]) -> None:
-    assert refusal(code("c3"), 0x5000).reason is RefusalReason.NOT_EXECUTABLE
+    error = refusal(code("c3"), 0x5000)
+    assert error.reason is RefusalReason.NOT_EXECUTABLE
+    assert "no code" in error.message and "uprobe" not in error.hint
 
 
 def test_refusal_already_probed(code: Callable[..., Code]) -> None:

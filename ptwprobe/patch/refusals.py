@@ -21,13 +21,23 @@ def place_of(site: Site, delta: int = 0) -> str:
     return f"{name}:{function}+{offset:#x}" if offset else f"{name}:{function}"
 
 
+_NO_UPROBE = {RefusalReason.NOT_EXECUTABLE, RefusalReason.NOT_AN_INSTRUCTION, RefusalReason.NOT_RELOCATABLE}
+"""Where a breakpoint would not do either."""
+
+
 def refused(
     site: Site, code: bytes, reason: RefusalReason, detail: str, hint: str = "", elsewhere: int | None = None
 ) -> RefusedError:
     """A refusal of ``site``. ``elsewhere``: offset from it, in bytes, of a place that can be probed."""
-    shown = code[:SHOWN].hex(" ")
+    shown = code[:SHOWN].hex(" ") or "no code"
     message = f"{place_of(site)} ({site.runtime_addr:#x}: {shown}): {detail}"
-    if not hint:
-        classic = "a classic uprobe (one trap per hit) works at this site"
-        hint = classic if elsewhere is None else f"{place_of(site, elsewhere)} can be probed; or {classic}"
-    return RefusedError(reason, message, hint)
+    return RefusedError(reason, message, hint or _alternatives(site, reason, elsewhere))
+
+
+def _alternatives(site: Site, reason: RefusalReason, elsewhere: int | None) -> str:
+    ways = []
+    if elsewhere is not None:
+        ways.append(f"{place_of(site, elsewhere)} can be probed")
+    if reason not in _NO_UPROBE:
+        ways.append("a classic uprobe (one trap per hit) works at this site")
+    return "; or ".join(ways) or "name the start of an instruction in the file's code"

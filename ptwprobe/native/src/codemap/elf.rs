@@ -177,52 +177,52 @@ impl Image {
         file: &ElfFile64<'d, LittleEndian, R>,
     ) -> Result<(), ElfError> {
         let mut values = Vec::new();
-        for (_, relocation) in file.dynamic_relocations().into_iter().flatten() {
-            let base = match relocation.target() {
-                object::RelocationTarget::Symbol(index) => file
-                    .dynamic_symbol_table()
-                    .and_then(|table| object::ObjectSymbolTable::symbol_by_index(&table, index).ok())
-                    .map_or(0, |symbol| symbol.address()),
-                _ => 0,
-            };
-            values.push(base.wrapping_add(relocation.addend() as u64));
-        }
-        self.packed_relocations(file, &mut values)?;
+        self.dynamic_values(file, &mut values)?;
         values.retain(|v| self.is_code(*v));
         self.relocated_pointers = values;
         Ok(())
     }
 
-    /// DT_RELR: a word is the address of a place, or (bit 0 set) a bitmap of the 63 places after the last ones. The
-    /// value is what the file has there (System V gABI, "Relative Relocation Table").
-    fn packed_relocations<'d, R: ReadRef<'d>>(
+    /// Adds what relocations put into memory, going by the dynamic table: a file need not have sections.
+    fn dynamic_values<'d, R: ReadRef<'d>>(
         &self,
         file: &ElfFile64<'d, LittleEndian, R>,
         values: &mut Vec<u64>,
     ) -> Result<(), ElfError> {
-        let (mut table, mut length) = (0, 0);
         let dynamic = file.elf_dynamic_table()?;
-        for entry in dynamic.iter() {
-            match entry.tag {
-                elf::DT_RELR => table = entry.val,
-                elf::DT_RELRSZ => length = entry.val,
-                _ => {}
+        let value = |tag| dynamic.iter().find(|entry| entry.tag == tag).map_or(0, |entry| entry.val);
+        let table = |start, size| self.at(value(start), usize::try_from(value(size)).unwrap_or(0));
+        let symbols = value(elf::DT_SYMTAB);
+        for table in [table(elf::DT_RELA, elf::DT_RELASZ), table(elf::DT_JMPREL, elf::DT_PLTRELSZ)] {
+            for entry in table.chunks_exact(24) {
+                let field = |at: usize| entry.get(at..at + 8).and_then(word).unwrap_or(0);
+                // What stands there may count, too: a lazily bound slot points to its PLT entry before it is bound.
+                values.extend(word(self.at(field(0), 8)));
+                let symbol = field(8) >> 32;
+                let base = if symbol == 0 { None } else { word(self.at(symbols.wrapping_add(symbol * 24 + 8), 8)) };
+                values.push(base.unwrap_or(0).wrapping_add(field(16)));
             }
         }
+        self.packed_relocations(table(elf::DT_RELR, elf::DT_RELRSZ), values)
+    }
+
+    /// DT_RELR: a word is the address of a place, or (bit 0 set) a bitmap of the 63 places after the last ones. The
+    /// value is what the file has there (System V gABI, "Relative Relocation Table").
+    fn packed_relocations(&self, table: &[u8], values: &mut Vec<u64>) -> Result<(), ElfError> {
         let mut place = 0u64;
-        let words = self.at(table, usize::try_from(length).unwrap_or(0));
-        let mut add = |at: u64| {
-            if let Ok(bytes) = self.at(at, 8).try_into() {
-                values.push(u64::from_le_bytes(bytes));
-            }
-        };
-        for word in words.chunks_exact(8).filter_map(|w| w.try_into().ok()).map(u64::from_le_bytes) {
-            if word & 1 == 0 {
-                add(word);
-                place = word.wrapping_add(8);
+        // Places differ, so that a real file has at most one for every word.
+        let limit = values.len() + self.segments.iter().map(|run| run.bytes.len() / 8).sum::<usize>();
+        for entry in table.chunks_exact(8).filter_map(word) {
+            if entry & 1 == 0 {
+                values.extend(word(self.at(entry, 8)));
+                place = entry.wrapping_add(8);
             } else {
-                (0..63).filter(|bit| word >> (bit + 1) & 1 != 0).for_each(|bit| add(place.wrapping_add(8 * bit)));
+                let set = (0..63).filter(|bit| entry >> (bit + 1) & 1 != 0);
+                values.extend(set.filter_map(|bit| word(self.at(place.wrapping_add(8 * bit), 8))));
                 place = place.wrapping_add(8 * 63);
+            }
+            if values.len() > limit {
+                return Err(ElfError::bad("more packed relocations than words", None));
             }
         }
         Ok(())
@@ -248,4 +248,8 @@ impl Image {
         }
         Ok(())
     }
+}
+
+fn word(bytes: &[u8]) -> Option<u64> {
+    bytes.try_into().map(u64::from_le_bytes).ok()
 }
