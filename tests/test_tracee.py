@@ -19,6 +19,7 @@ from tests.targets import Target
 
 SYS_GETPID = 39
 Start = Callable[..., Target]
+Change = tuple[int, bytes, bytes, int, list[tuple[int, int]]]
 Programs = Callable[..., Path]
 
 
@@ -100,11 +101,11 @@ def test_patches_toggle_under_load_and_leave_the_bytes_as_they_were(
         with Path(f"/proc/{target.pid}/mem").open("r+b", buffering=0) as writable:
             os.pwrite(writable.fileno(), b"\x90" * 5 + jump_back[0], stubs)
             os.pwrite(writable.fileno(), read(window, 5) + jump_back[1], stubs + 64)
-        sites = [
+        sites: list[Change] = [
             (nop, read(nop, 5), _jump(nop, stubs), 5, [(0, stubs)]),
             (window, read(window, 5), _jump(window, stubs + 64), 5, [(0, stubs + 64), (3, stubs + 67)]),
         ]
-        backs = [(addr, new, old, size, []) for addr, old, new, size, _ in sites]
+        backs: list[Change] = [(addr, new, old, size, []) for addr, old, new, size, _ in sites]
         for _ in range(200):
             assert tracer.apply(target.pid, sites) > 0
             assert read(nop, 5) == sites[0][2]
@@ -123,7 +124,10 @@ def test_bytes_that_are_not_the_planned_ones_are_a_foreign_probe_and_nothing_cha
 ) -> None:
     target = start(progs("tracee_hot"), "1", "0")
     nop, window = (int(word, 16) for word in target.output.split()[1:3])
-    sites = [(nop, b"\x0f\x1f\x44\x00\x00", b"\x90" * 5, 5, []), (window, b"\xcc" * 5, b"\x90" * 5, 5, [])]
+    sites: list[Change] = [
+        (nop, b"\x0f\x1f\x44\x00\x00", b"\x90" * 5, 5, []),
+        (window, b"\xcc" * 5, b"\x90" * 5, 5, []),
+    ]
     with pytest.raises(NativeError) as error:
         tracer.apply(target.pid, sites)
     assert kind_of(error) == "foreign-probe" and error.value.args[2] == window

@@ -53,8 +53,8 @@ STUB_NAME = "[uprobes-ptwrite]"
 LOAD_GATE_OFFSET = 0x80
 """Of the load gate in the ring's header page; the layout is told in ``native/src/ring``."""
 INT3 = b"\xcc"
-LEAVE_SECONDS = 0.5
-"""How long ``leave`` waits for threads to come out of the stubs before it leaves the stubs mapped."""
+LEAVE_SECONDS = 1.0
+"""How long ``leave`` tries to stop a busy target, and waits for threads to come out of the stubs."""
 
 
 @dataclass(frozen=True)
@@ -301,12 +301,16 @@ class Target:
         return clean
 
     def _undo_all(self) -> bool:
-        try:
-            self.undo(self._patches)
-            return True
-        except RefusedError as error:
-            if error.reason is not RefusalReason.FOREIGN_PROBE:
-                raise
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while True:
+            try:
+                self.undo(self._patches)
+                return True
+            except RefusedError as error:
+                if error.reason is RefusalReason.FOREIGN_PROBE:
+                    break
+                if time.monotonic() > deadline:
+                    raise
         # Somebody changed one of our sites: the others still come out.
         for patch in list(self._patches):
             try:

@@ -1,5 +1,5 @@
 // cc: -O1 -D_GNU_SOURCE
-// tracee_loads MODE LIMIT: a gated load through a bad pointer, as a stub has it, over and over. MODE: what it does on
+// tracee_loads MODE LIMIT: a gated load through bad pointers, as a stub has it, over and over. MODE: what it does on
 // SIGSEGV: default, ignore, block, handler. Prints "ready LOAD END FIXUP FD" (FD: a memfd; the gate word is at 0x80 of
 // its page, the value of an open gate at 0x88). Runs until a byte comes, or LIMIT loads. Prints
 // "loads=N closed=N handled=N wrong=N segv=WHAT trap=WHAT blocked=N".
@@ -45,6 +45,7 @@ int main(int argc, char **argv) {
     if (ftruncate(fd, 4096))
         return 2;
     volatile unsigned *page = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    page[34] = 1; // closed until somebody says otherwise
     signal(SIGTRAP, SIG_IGN);
     if (!strcmp(mode, "ignore"))
         signal(SIGSEGV, SIG_IGN);
@@ -60,7 +61,7 @@ int main(int argc, char **argv) {
     struct pollfd input = {0, POLLIN, 0};
     while ((!limit || loads < limit) && !poll(&input, 1, 0))
         for (int i = 0; i < 10; i++) {
-            int got = gated_load(page + 32, page[34], (void *)16);
+            int got = gated_load(page + 32, page[34], (void *)(i & 1 ? 16 : 0xdead00000000beef));
             loads += got == 1;
             closed += got == 0;
             wrong += got == 2;

@@ -58,9 +58,10 @@ impl Owner {
         }
     }
 
-    /// Let all threads go. One that does not stop now is let go at its next stop.
+    /// Let all threads go. One that does not stop now is let go at its next stop. Nothing happens to a process that is
+    /// not attached.
     pub fn detach(&mut self, pid: i32) -> Result<()> {
-        let proc = self.proc(pid)?;
+        let Some(proc) = self.procs.get_mut(&pid) else { return Ok(()) };
         proc.held = false;
         proc.stepping = false;
         proc.announce = None;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::{sys, Error, Owner, Result};
 
 const STACK: usize = 1 << 20;
-/// Events that nobody fetches are dropped, oldest first, beyond this many.
+/// Events that nobody fetches are dropped beyond this many, the oldest clone first.
 const EVENTS_KEPT: usize = 4096;
 
 type Command = Box<dyn FnOnce(&mut Owner) + Send>;
@@ -65,7 +65,9 @@ impl Shared {
     pub fn push(&self, event: Event) {
         let mut state = self.lock();
         if state.events.len() >= EVENTS_KEPT {
-            state.events.pop_front();
+            // A program that makes threads all the time must not push out the news of its end.
+            let least = state.events.iter().position(|e| e.kind == EventKind::Clone).unwrap_or(0);
+            state.events.remove(least);
         }
         state.events.push_back(event);
         self.changed.notify_all();
