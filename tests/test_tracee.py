@@ -159,12 +159,12 @@ def test_python_and_sqlite_compute_the_same_under_stops(tracer: Tracer) -> None:
             expected = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         with Target(command, ready=None) as target:
             stops = 0
-            try:
-                while True:
+            while target.process.poll() is None:
+                try:
                     tracer.remote(target.pid, [(SYS_GETPID, [])])
                     stops += 1
-            except NativeError as error:
-                assert error.args[0] == "gone"
+                except NativeError as error:  # ended, or still on its way into its exec
+                    assert error.args[0] == "gone"
             assert target.finish() == expected and stops > 10
 
 
@@ -231,6 +231,45 @@ def test_a_vfork_parent_is_busy_and_unharmed(start: Start, progs: Programs, trac
     assert target.finish() == "ready\nafter\n"
 
 
+def test_a_process_whose_first_thread_has_ended_is_traced_by_the_others(
+    start: Start, progs: Programs, tracer: Tracer
+) -> None:
+    target = start(progs("tracee_leaderless"))
+    for _ in range(20):
+        assert [tid for tid, *_ in tracer.threads(target.pid)] != [target.pid]
+        assert tracer.remote(target.pid, [(SYS_GETPID, [])]) == [target.pid]
+    target.go()
+    assert target.finish() == "ready\ndone\n"
+
+
+def test_a_first_thread_that_ends_while_traced_does_not_hold_up_stops(tracer: Tracer) -> None:
+    code = (
+        "import threading,ctypes,os\n"
+        "def rest():\n input()\n os.write(1,b'done\\n')\n os._exit(0)\n"
+        "threading.Thread(target=rest).start()\nprint('ready',flush=True)\nimport time\ntime.sleep(0.2)\n"
+        "ctypes.CDLL(None).syscall(60,0)"
+    )
+    with Target([sys.executable, "-c", code]) as target:
+        tracer.attach(target.pid)
+        wait_until(lambda: state(target.pid, "State").startswith("Z"))
+        for _ in range(10):
+            assert tracer.remote(target.pid, [(SYS_GETPID, [])]) == [target.pid]
+            assert len(tracer.threads(target.pid)) == 1
+        tracer.detach(target.pid)
+
+
+@pytest.mark.needs("root")
+def test_another_users_process_is_refused_for_that_reason(start: Start, progs: Programs) -> None:
+    target = start(progs("tracee_hot"), "1", "0")
+    script = (
+        f"import os,sys\nsys.path.insert(0,{str(Path(__file__).parent.parent)!r})\n"
+        "from ptwprobe._native import *\nos.setuid(65534)\n"
+        f"t=Tracer()\ntry: t.attach({target.pid})\nexcept NativeError as e: print(*e.args)\nt.close()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("not-permitted ") and "belongs to user 0, we are user 65534" in done.stdout
+
+
 @pytest.mark.needs("root")
 def test_a_filtered_process_is_called_with_its_filter_suspended(tracer: Tracer) -> None:
     code = (
@@ -247,6 +286,27 @@ def test_a_filtered_process_is_called_with_its_filter_suspended(tracer: Tracer) 
         assert tracer.remote(target.pid, [(110, [])]) == [os.getpid()]
         target.go()
         assert target.finish() == "ready\nalive\n"
+
+
+@pytest.mark.needs("root")
+def test_without_the_right_to_suspend_a_filter_nothing_is_touched(tracer: Tracer) -> None:
+    code = (
+        "import os,sys,ctypes,struct\nl=ctypes.CDLL(None)\n"
+        f"sys.path.insert(0,{str(Path(__file__).parent.parent)!r})\n"
+        "from ptwprobe._native import *\nimport subprocess\nos.setuid(65534)\nl.prctl(4,1,0,0,0)\n"
+        "child=os.fork()\n"
+        "if child==0:\n"
+        " l.prctl(4,1,0,0,0)\n l.prctl(38,1,0,0,0)\n"
+        " f=((0x20,0,0,0),(0x15,0,1,39),(6,0,0,0x80000000),(6,0,0,0x7fff0000))\n"
+        " b=ctypes.create_string_buffer(b''.join(struct.pack('HBBI',*i) for i in f))\n"
+        " l.prctl(22,2,struct.pack('HxxxxxxQ',4,ctypes.addressof(b)),0,0)\n"
+        " import time\n time.sleep(2)\n os._exit(7)\n"
+        "import time\ntime.sleep(0.3)\nt=Tracer()\n"
+        "try: t.remote(child,[(39,[])])\nexcept NativeError as e: print(e.args[0])\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child,0)[1]))\nt.close()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["seccomp", "7"]
 
 
 def test_a_launched_program_stands_at_each_mapping_and_ends_with_its_status(tracer: Tracer) -> None:

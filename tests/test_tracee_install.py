@@ -186,7 +186,7 @@ def test_the_recorder_killed_at_any_moment_leaves_the_bytes_as_they_were(
     program, nop, window = hot
     text = read(program.pid, nop, 256)
     space = (nop & ~0xFFF) - (1 << 24)
-    for attempt in range(6):
+    for attempt in range(4):
         script = (
             f"import sys\nsys.path.insert(0, {str(Path(__file__).parent.parent)!r})\n"
             "from ptwprobe._native import Tracer\nfrom ptwprobe.patch.install import Target\n"

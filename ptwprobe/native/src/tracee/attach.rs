@@ -1,9 +1,9 @@
 //! Taking a process under our hand and letting it go.
 
-use std::fs;
+use std::fs::{self, File};
 use std::time::{Duration, Instant};
 
-use super::owner::{Owner, Proc, State};
+use super::owner::{open_memory, Owner, Proc, State};
 use super::procfs::Status;
 use super::{sys, Error, Result};
 
@@ -40,7 +40,7 @@ impl Owner {
         };
         // Only now, when an exec would be told: what was opened before could be another program's memory, even another
         // process's (a vfork child's, up to its exec).
-        let seized = seized.and_then(|()| super::owner::open_memory(pid));
+        let seized = seized.and_then(|()| self.open_memory_of(pid));
         let empty = self.procs.get(&pid).is_none_or(|p| p.threads.is_empty());
         match seized {
             _ if empty => {
@@ -56,6 +56,18 @@ impl Owner {
                 Err(e)
             }
         }
+    }
+
+    /// Through the first thread that still has memory.
+    fn open_memory_of(&mut self, pid: i32) -> Result<File> {
+        let mut result = Err(Error::gone(pid));
+        for tid in self.proc(pid)?.threads.keys() {
+            result = open_memory(*tid);
+            if result.is_ok() {
+                break;
+            }
+        }
+        result
     }
 
     /// Let all threads go. One that does not stop now is let go at its next stop. Nothing happens to a process that is

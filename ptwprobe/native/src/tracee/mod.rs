@@ -14,6 +14,7 @@ mod owner;
 mod plan;
 mod procfs;
 mod remote;
+mod reports;
 mod scan;
 mod spawn;
 mod stop;

@@ -108,11 +108,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Collect the moves that make all windows free.
-    fn clear(
-        &mut self,
-        pid: i32,
-        threads: &std::collections::BTreeMap<i32, Thread>,
-    ) -> std::result::Result<(), Obstacle> {
+    fn clear(&mut self, threads: &std::collections::BTreeMap<i32, Thread>) -> std::result::Result<(), Obstacle> {
         self.moves.clear();
         for (&tid, thread) in threads.iter().filter(|(_, t)| t.is_stopped()) {
             let rip = thread.regs.rip;
@@ -127,7 +123,7 @@ impl<'a> Plan<'a> {
                 };
                 self.moves.push((tid, *copy));
             }
-            if let Some((addr, word)) = self.scanner.find(pid, thread.regs.rsp, &self.windows, self.words) {
+            if let Some((addr, word)) = self.scanner.find(tid, thread.regs.rsp, &self.windows, self.words) {
                 return Err(Obstacle::Stack { tid, addr, word });
             }
         }
@@ -168,7 +164,7 @@ impl Owner {
             if let Err(mismatch) = self.compare(pid, plan, |site| &site.old)? {
                 return Err(foreign(pid, plan, &mismatch));
             }
-            match plan.clear(pid, &self.proc(pid)?.threads) {
+            match plan.clear(&self.proc(pid)?.threads) {
                 Ok(()) => return self.write(pid, plan).map(|()| begun),
                 Err(found) => obstacle = Some(found),
             }

@@ -96,6 +96,7 @@ pub struct Mapping {
     pub name: String,
 }
 
+/// Of the process of any task, by its tid.
 pub fn maps(pid: i32) -> Result<Vec<Mapping>, Error> {
     let text = fs::read(format!("/proc/{pid}/maps")).map_err(|_| Error::gone(pid))?;
     Ok(String::from_utf8_lossy(&text).lines().filter_map(parse_mapping).collect())

@@ -124,7 +124,7 @@ impl Owner {
 
     /// Same on one stopped thread; others may run.
     pub(super) fn remote_on(&mut self, pid: i32, tid: i32, calls: &[Call], scratch: &mut [u8]) -> Result<Vec<i64>> {
-        let syscall_addr = self.find_syscall(pid)?;
+        let syscall_addr = self.find_syscall(pid, tid)?;
         let suspended = self.pass_seccomp(pid, tid)?;
         let done = self.borrow(pid, tid, syscall_addr, calls, scratch);
         if suspended {
@@ -248,13 +248,14 @@ impl Owner {
     }
 
     /// A `syscall` instruction in the vDSO or any other executable mapping.
-    fn find_syscall(&mut self, pid: i32) -> Result<u64> {
+    fn find_syscall(&mut self, pid: i32, tid: i32) -> Result<u64> {
         let known = self.proc(pid)?.syscall_addr;
         let mut bytes = [0u8; 2];
         if known != 0 && self.read_memory(pid, known, &mut bytes).is_ok() && bytes == [0x0f, 0x05] {
             return Ok(known);
         }
-        let mut maps = procfs::maps(pid)?;
+        // By a thread that lives: a first thread that has ended has no memory any more.
+        let mut maps = procfs::maps(tid)?;
         maps.retain(|m| m.executable && m.name != "[vsyscall]");
         maps.sort_by_key(|m| m.name != "[vdso]");
         for map in maps {
@@ -270,7 +271,7 @@ impl Owner {
                 return Ok(found);
             }
         }
-        if Status::read(pid).is_none_or(|s| s.is_dead() || !s.has_memory) {
+        if Status::read(tid).is_none_or(|s| s.is_dead() || !s.has_memory) {
             return Err(Error::gone(pid));
         }
         Err(Error::new("unsupported", format!("process {pid} has no syscall instruction")))

@@ -66,7 +66,7 @@ impl Scanner {
 
     /// The first word of the stack at `rsp`, or of a stack that it interrupted, that refers into `ranges`:
     /// (address of the word, the word).
-    pub fn find(&mut self, pid: i32, rsp: u64, ranges: &Ranges, words: Words) -> Option<(u64, u64)> {
+    pub fn find(&mut self, tid: i32, rsp: u64, ranges: &Ranges, words: Words) -> Option<(u64, u64)> {
         let mut todo = [0u64; STACKS_FOLLOWED];
         todo[0] = rsp;
         let mut known = 1;
@@ -82,7 +82,7 @@ impl Scanner {
             while at < end {
                 let want = usize::try_from(end - at).unwrap_or(READ_AT_ONCE).min(READ_AT_ONCE);
                 let buffer = self.buffer.get_mut(..want)?;
-                let got = sys::read_memory(pid, at, buffer);
+                let got = sys::read_memory(tid, at, buffer);
                 for (i, word) in buffer.get(..got)?.chunks_exact(8).enumerate() {
                     let word = u64::from_le_bytes(word.try_into().unwrap_or_default());
                     let addr = at + 8 * i as u64;
@@ -140,7 +140,7 @@ impl Owner {
             let mut found = Vec::new();
             for (tid, thread) in proc.threads.iter().filter(|(_, t)| t.is_stopped()) {
                 let regs = &thread.regs;
-                if ranges.contains(regs.rip) || scanner.find(pid, regs.rsp, &ranges, Words::All).is_some() {
+                if ranges.contains(regs.rip) || scanner.find(*tid, regs.rsp, &ranges, Words::All).is_some() {
                     found.push(*tid);
                 }
             }

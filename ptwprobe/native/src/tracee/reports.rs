@@ -1,0 +1,220 @@
+//! The one place where the reports of tracees (stops, exits) are answered.
+//!
+//! Whatever way a thread stops, while its process is to stand still it is sent on to an *event-stop* (PTRACE_INTERRUPT,
+//! then resume): signals are delivered, calls finished. There the kernel is in its signal path, before any user code,
+//! and still does its restart of interrupted calls when the thread goes on.
+
+use super::owner::{open_memory, Goal, Owner, State};
+use super::procfs::Status;
+use super::spawn::{Event, EventKind, Halt};
+use super::sys;
+
+impl Owner {
+    pub(super) fn dispatch(&mut self, tid: i32, status: i32) {
+        if !libc::WIFSTOPPED(status) {
+            return self.on_exit(tid, status);
+        }
+        let signal = libc::WSTOPSIG(status);
+        let event = status >> 16;
+        if self.leaving.contains(&tid) {
+            return self.release_leaving(tid, event, signal);
+        }
+        let Some(pid) = self.owner_of(tid) else {
+            // A new process that a target made by clone: not ours to follow.
+            let _ = sys::detach(tid, if event == 0 { signal } else { 0 });
+            return;
+        };
+        match event {
+            libc::PTRACE_EVENT_STOP => self.on_event_stop(pid, tid, signal),
+            libc::PTRACE_EVENT_CLONE => {
+                if let Ok(child) = sys::event_message(tid) {
+                    self.on_clone(pid, tid, child as i32);
+                }
+                self.send_on(pid, tid, 0);
+            }
+            libc::PTRACE_EVENT_EXEC => self.on_exec(pid, tid),
+            0 if signal == libc::SIGTRAP | 0x80 => self.on_syscall_stop(pid, tid),
+            0 => {
+                let signal = self.on_signal(pid, tid, signal);
+                if let Some(signal) = signal {
+                    self.send_on(pid, tid, signal);
+                }
+            }
+            _ => self.send_on(pid, tid, 0),
+        }
+    }
+
+    /// The process that a stopped thread belongs to; a task that nobody announced yet is looked up.
+    fn owner_of(&mut self, tid: i32) -> Option<i32> {
+        if let Some(pid) = self.tids.get(&tid) {
+            return Some(*pid);
+        }
+        let tgid = Status::read(tid)?.tgid;
+        let pid = if self.procs.contains_key(&tgid) {
+            tgid
+        } else {
+            // Not a thread, but in the same memory: it has to stand still with the others.
+            self.procs.keys().copied().find(|pid| sys::shares_memory(*pid, tid))?
+        };
+        self.add_thread(pid, tid);
+        Some(pid)
+    }
+
+    pub(super) fn add_thread(&mut self, pid: i32, tid: i32) {
+        if let Some(proc) = self.procs.get_mut(&pid) {
+            if !proc.threads.contains_key(&tid) {
+                proc.add(tid);
+                self.tids.insert(tid, pid);
+            }
+        }
+    }
+
+    fn on_clone(&mut self, pid: i32, tid: i32, child: i32) {
+        // The child may have stopped, or even died, before its parent told us. A stranger's first stop sorts it out.
+        if Status::read(child).is_some_and(|s| s.tgid == pid) {
+            self.add_thread(pid, child);
+            self.shared.push(Event { kind: EventKind::Clone, pid, tid, value: child.into() });
+        }
+    }
+
+    fn on_event_stop(&mut self, pid: i32, tid: i32, signal: i32) {
+        let group = signal != libc::SIGTRAP;
+        let Ok(mut regs) = sys::get_regs(tid) else {
+            return;
+        };
+        let Some(proc) = self.procs.get_mut(&pid) else {
+            return;
+        };
+        let Some(thread) = proc.threads.get_mut(&tid) else {
+            return;
+        };
+        if !group && thread.interrupted && !thread.was_group_stopped {
+            super::stop::rewind(tid, &mut regs);
+        }
+        thread.regs = regs;
+        thread.interrupted = false;
+        thread.was_group_stopped = group;
+        if thread.mask.is_none() && proc.watch.is_some() {
+            thread.mask = sys::get_sigmask(tid).ok();
+        }
+        proc.set_state(tid, State::Stopped { group });
+        if proc.goal == Goal::Run {
+            self.start(pid, tid);
+        } else {
+            self.announce_if_still(pid);
+        }
+    }
+
+    /// Let a thread that is in an event-stop run (or stay in its job-control stop).
+    pub(super) fn start(&mut self, pid: i32, tid: i32) {
+        let Some(proc) = self.procs.get_mut(&pid) else {
+            return;
+        };
+        let stepping = proc.stepping;
+        let Some(State::Stopped { group }) = proc.threads.get(&tid).map(|t| t.state) else {
+            return;
+        };
+        proc.set_state(tid, State::Running);
+        // A thread that dies meanwhile reports its exit.
+        let _ = match (group, stepping) {
+            (true, _) => sys::listen(tid),
+            (false, true) => sys::cont_syscall(tid, 0),
+            (false, false) => sys::cont(tid, 0),
+        };
+    }
+
+    /// Resume a thread from a stop that is no event-stop; towards one where its process is to stand still.
+    pub(super) fn send_on(&mut self, pid: i32, tid: i32, signal: i32) {
+        let Some(proc) = self.procs.get_mut(&pid) else {
+            return;
+        };
+        let stop = proc.goal == Goal::Stop;
+        let stepping = proc.stepping;
+        if let Some(thread) = proc.threads.get_mut(&tid) {
+            if stop {
+                thread.interrupted = sys::interrupt(tid).is_ok();
+            }
+        }
+        // As above: death is reported.
+        let _ = if stepping && !stop { sys::cont_syscall(tid, signal) } else { sys::cont(tid, signal) };
+    }
+
+    /// What to deliver for a signal-delivery-stop; None where the thread was taken care of.
+    fn on_signal(&mut self, pid: i32, tid: i32, signal: i32) -> Option<i32> {
+        if matches!(signal, libc::SIGSEGV | libc::SIGBUS) && self.procs.get(&pid).is_some_and(|p| p.watch.is_some()) {
+            if let Some(fixed) = self.fix_fault(pid, tid, signal) {
+                return fixed;
+            }
+        }
+        // Tracing alone makes an ignored signal wake its thread; the call it was in must not show that.
+        if let Ok(mut regs) = sys::get_regs(tid) {
+            if super::stop::returns_eintr(&regs) && Status::read(tid).is_some_and(|s| s.ignores(signal)) {
+                super::stop::rewind(tid, &mut regs);
+            }
+        }
+        Some(signal)
+    }
+
+    fn on_exec(&mut self, pid: i32, tid: i32) {
+        self.tids.retain(|_, owner| *owner != pid);
+        self.tids.insert(pid, pid);
+        self.installed.remove(&pid);
+        let memory = open_memory(pid);
+        let Some(proc) = self.procs.get_mut(&pid) else {
+            return;
+        };
+        proc.threads.clear();
+        proc.running = 0;
+        proc.add(pid);
+        proc.generation += 1;
+        proc.syscall_addr = 0;
+        proc.watch = None;
+        proc.mem = memory.ok();
+        if proc.stepping {
+            proc.goal = Goal::Stop;
+            proc.announce = Some(Halt::Exec);
+        }
+        self.shared.push(Event { kind: EventKind::Exec, pid, tid, value: 0 });
+        self.send_on(pid, pid, 0);
+    }
+
+    pub(super) fn on_exit(&mut self, tid: i32, status: i32) {
+        self.leaving.remove(&tid);
+        let was_launched = self.launched.remove(&tid);
+        if was_launched {
+            self.statuses.insert(tid, status);
+        }
+        let pid = self.tids.remove(&tid);
+        let mut ended = was_launched;
+        if let Some(pid) = pid {
+            if let Some(proc) = self.procs.get_mut(&pid) {
+                proc.remove(tid);
+                if tid == pid || proc.threads.is_empty() {
+                    self.procs.remove(&pid);
+                    self.tids.retain(|_, owner| *owner != pid);
+                    self.installed.remove(&pid);
+                    ended = true;
+                } else {
+                    self.announce_if_still(pid);
+                }
+            }
+        }
+        if ended {
+            let pid = pid.unwrap_or(tid);
+            self.shared.push(Event { kind: EventKind::Exit, pid, tid, value: status.into() });
+            self.shared.set_halt(pid, Some(Halt::Exit));
+        }
+    }
+
+    pub(super) fn announce_if_still(&mut self, pid: i32) {
+        let Some(proc) = self.procs.get_mut(&pid) else {
+            return;
+        };
+        if proc.running == 0 {
+            if let Some(halt) = proc.announce.take() {
+                proc.held = true;
+                self.shared.set_halt(pid, Some(halt));
+            }
+        }
+    }
+}
