@@ -15,7 +15,7 @@ import ptwprobe
 from ptwprobe.errors import InputError
 from ptwprobe.model import Hit, Totals
 from ptwprobe.trace.events import Lost, Stray, Torn, TraceError
-from tests.synth import BARE, SIZES, Session, SynthEvent, chunk, header_word, ns_of, ptw, small_session, tsc
+from tests.synth import BARE, SHIFT, SIZES, Session, SynthEvent, chunk, header_word, ns_of, ptw, small_session, tsc
 
 
 @pytest.fixture
@@ -162,6 +162,56 @@ def test_a_packet_may_be_cut_by_the_end_of_a_chunk(tmp_path: Path) -> None:
         session.round()
     trace = ptwprobe.open(session.finish())
     assert trace.totals() == Totals(hits=1)
+
+
+def patched(folder: Path, at: int, field: bytes) -> None:
+    """Overwrites a field of every AUXTRACE record."""
+    data = bytearray((folder / "perf.data").read_bytes())
+    header = (71).to_bytes(4, "little") + bytes(2) + (48).to_bytes(2, "little")
+    start = data.find(header)
+    while start != -1:
+        data[start + at : start + at + len(field)] = field
+        start = data.find(header, start + 1)
+    (folder / "perf.data").write_bytes(data)
+
+
+def test_a_stream_of_a_cpu_has_the_threads_that_ran_there(tmp_path: Path) -> None:
+    session = Session(tmp_path / "s.ptw", [BARE])
+    for tid, time in ((100, 1000), (101, 2000)):
+        session.writer.comm(100, tid, b"thread%d" % tid, 0)
+        session.writer.switch_in(100, tid, 1, ns_of(time))
+    for time in (900, 1500, 2500):
+        session.hit(7, BARE, time)
+    session.finish()
+    patched(tmp_path / "s.ptw", 36, b"\xff\xff\xff\xff\x01\x00\x00\x00")
+    hits = list(ptwprobe.open(tmp_path / "s.ptw").hits())
+    assert [(hit.tid, hit.comm, hit.cpu) for hit in hits] == [(-1, "", 1), (100, "thread100", 1), (101, "thread101", 1)]
+
+
+def test_without_factors_of_the_clock_times_are_said_to_be_ticks(tmp_path: Path) -> None:
+    session = Session(tmp_path / "s.ptw", [BARE])
+    session.hit(100, BARE, 1000)
+    session.round()
+    session.writer.finish(SHIFT, 0, 0)
+    error, hit = ptwprobe.open(tmp_path / "s.ptw").events()
+    assert isinstance(error, TraceError)
+    assert "times are its values, not ns" in error.message
+    assert isinstance(hit, Hit)
+    assert hit.ns == 1000
+
+
+def test_a_missing_chunk_is_told(tmp_path: Path) -> None:
+    session = Session(tmp_path / "s.ptw", [BARE])
+    tick = ptw(header_word(BARE.event_id, 0), BARE.slots[0])
+    for time in (1000, 2000):
+        session.raw(100, chunk(time, tick), time)
+    session.finish()
+    patched(tmp_path / "s.ptw", 16, (5000).to_bytes(8, "little"))
+    events = list(ptwprobe.open(tmp_path / "s.ptw").events())
+    assert [event.message for event in events if isinstance(event, TraceError)] == [
+        "a chunk of the trace is missing before this one"
+    ]
+    assert len(events) == 3
 
 
 def test_after_a_damaged_chunk_the_next_one_is_read(tmp_path: Path) -> None:

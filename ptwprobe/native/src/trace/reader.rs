@@ -34,6 +34,7 @@ pub struct TraceReader {
     mode: Mode,
     table: Table,
     conv: Option<TimeConv>,
+    told_no_conv: bool,
     threads: Threads,
     streams: Vec<Stream>,
     by_key: HashMap<(u32, Option<u32>, Option<u32>), usize>,
@@ -60,8 +61,8 @@ struct Round {
     /// Sorted by time when the round is merged.
     sideband: VecDeque<(u64, Record)>,
     chunks: usize,
-    /// Time in ns of the next item of each stream that has one.
-    heads: BinaryHeap<Reverse<(u64, usize)>>,
+    /// Time in ns and in ticks (of which several may be in one ns) of the next item of each stream that has one.
+    heads: BinaryHeap<Reverse<(u64, u64, usize)>>,
     active: Vec<usize>,
     last: bool,
 }
@@ -97,6 +98,7 @@ impl TraceReader {
             mode,
             table,
             conv: None,
+            told_no_conv: false,
             threads: Threads::default(),
             streams: Vec::new(),
             by_key: HashMap::new(),
@@ -170,7 +172,13 @@ impl TraceReader {
             };
             match record.body {
                 Body::FinishedRound => return Ok(Loaded::Round),
-                Body::Aux(chunk) => self.push_chunk(chunk),
+                Body::Aux(chunk) => {
+                    self.push_chunk(chunk);
+                    if self.conv.is_none() && !std::mem::replace(&mut self.told_no_conv, true) {
+                        let text = format_args!("no factors for the time stamp counter: times are its values, not ns");
+                        return Ok(self.problem(record.file_offset, text));
+                    }
+                }
                 Body::Time(conv) => self.conv = Some(conv),
                 Body::ForeignTrace => {
                     return Ok(self.problem(record.file_offset, format_args!("a trace that is not Intel PT's")));
@@ -238,7 +246,7 @@ impl TraceReader {
 
     /// The next of the round by time, sideband first.
     fn merge(&mut self) -> Option<Current> {
-        let head = self.round.heads.peek().map(|&Reverse((ns, index))| (ns, index));
+        let head = self.round.heads.peek().map(|&Reverse((ns, _, index))| (ns, index));
         let sideband = self.round.sideband.front().map(|&(ns, _)| ns);
         match (sideband, head) {
             (Some(at), head) if head.is_none_or(|(ns, _)| at <= ns) => {
@@ -290,7 +298,7 @@ impl TraceReader {
         }
         if let Some(item) = stream.items.front() {
             let ns = self.conv.map_or(item.tsc, |conv| conv.tsc_to_ns(item.tsc));
-            self.round.heads.push(Reverse((ns, index)));
+            self.round.heads.push(Reverse((ns, item.tsc, index)));
         }
     }
 
