@@ -77,7 +77,7 @@ impl Emitter {
             if torn > 0 {
                 self.output.tell(Told { torn, ..Told::default() }, |w| w.torn(torn, cpu, ns));
             }
-            all = all.wrapping_add(lost);
+            all += lost;
         }
         all
     }

@@ -21,8 +21,8 @@ pub struct Told {
 impl Told {
     fn add(&mut self, other: Told) {
         self.hits += other.hits;
-        self.lost = self.lost.wrapping_add(other.lost);
-        self.torn = self.torn.wrapping_add(other.torn);
+        self.lost += other.lost;
+        self.torn += other.torn;
     }
 }
 
@@ -133,8 +133,8 @@ impl Output {
             // Cut back to a whole record, the file has some bytes of room again: for what it does not tell yet.
             writer.resume();
             let ns = self.calibration.conv().tsc_to_ns(rdtsc());
-            let lost = lost.wrapping_add(self.lost).wrapping_sub(self.flushed.lost);
-            let torn = torn.wrapping_sub(self.flushed.torn);
+            let lost = (lost + self.lost).saturating_sub(self.flushed.lost);
+            let torn = torn.saturating_sub(self.flushed.torn);
             end = tell_rest(&mut writer, lost, torn, ns);
             self.len = writer.len();
         }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::identity::Identity;
 use super::threads::Known;
 use super::RecorderError;
-use crate::ring::{Mark, Reader, RingMemory, MAX_ARGS};
+use crate::ring::{counted_since, Mark, Reader, RingMemory, MAX_ARGS};
 
 /// Ids below are the kernel's.
 pub const FIRST_EVENT_ID: u16 = 0x8000;
@@ -110,13 +110,8 @@ impl Target {
     pub fn take_lost_no_ring(&mut self) -> u64 {
         let Some(memory) = &self.memory else { return 0 };
         let now = memory.lost_no_ring();
-        let new = now.wrapping_sub(self.lost_no_ring);
+        let new = counted_since(self.lost_no_ring, now);
         self.lost_no_ring = now;
-        // A counter that runs backwards is the target's own doing.
-        if new > u64::MAX / 2 {
-            0
-        } else {
-            new
-        }
+        new
     }
 }

@@ -66,6 +66,13 @@ pub const RING_BITS: std::ops::RangeInclusive<u32> = 12..=30;
 
 const PAGE: usize = 0x1000;
 
+/// How far one of the stubs' counters has moved between two looks. More than a machine can count in that time, or
+/// backwards, is the target's own doing and counts as nothing.
+pub(crate) fn counted_since(before: u64, now: u64) -> u64 {
+    const MOST: u64 = 1 << 40;
+    Some(now.wrapping_sub(before)).filter(|new| *new <= MOST).unwrap_or(0)
+}
+
 /// The sizes that follow from the number of rings and their size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {

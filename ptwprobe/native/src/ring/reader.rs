@@ -167,14 +167,9 @@ impl Reader {
     /// Hits that found the ring full since the last call.
     pub fn take_lost(&mut self) -> u64 {
         let lost = self.memory.control_word(self.ring, CONTROL_LOST).load(Ordering::Relaxed);
-        let new = lost.wrapping_sub(self.lost_seen);
+        let new = counted_since(self.lost_seen, lost);
         self.lost_seen = lost;
-        // A counter that runs backwards is the target's own doing.
-        if new > u64::MAX / 2 {
-            0
-        } else {
-            new
-        }
+        new
     }
 
     /// The control words make no sense; this ring is read no more, and its hits since are not known.
