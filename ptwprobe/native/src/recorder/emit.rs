@@ -99,15 +99,18 @@ impl Emitter {
             let tsc = entry.tsc.max(thread.written_tsc);
             self.late += u64::from(tsc != entry.tsc);
             let ns = conv.tsc_to_ns(tsc);
-            let since_last_ns = ns.saturating_sub(conv.tsc_to_ns(thread.written_tsc));
-            let lead_ns = ns.saturating_sub(SIDEBAND_LEAD_NS.min(since_last_ns / 2));
+            let lead_ns = match thread.written_tsc {
+                0 => SIDEBAND_LEAD_NS,
+                last => SIDEBAND_LEAD_NS.min(ns.saturating_sub(conv.tsc_to_ns(last)) / 2),
+            };
+            let sideband_ns = ns.saturating_sub(lead_ns);
             thread.written_tsc = tsc;
             if let Some(comm) = thread.comm.take() {
-                self.output.record(|w| w.comm(pid, tid, &comm, lead_ns, false));
+                self.output.record(|w| w.comm(pid, tid, &comm, sideband_ns, false));
             }
             if thread.last_cpu != Some(entry.ring) {
                 thread.last_cpu = Some(entry.ring);
-                self.output.record(|w| w.switch_in(pid, tid, u32::from(entry.ring), lead_ns));
+                self.output.record(|w| w.switch_in(pid, tid, u32::from(entry.ring), sideband_ns));
             }
             if self.chunk.is_empty() {
                 reference = tsc;

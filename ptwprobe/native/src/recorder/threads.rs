@@ -18,7 +18,7 @@ pub struct Thread {
     /// Taken out when the thread's first hit is written.
     pub comm: Option<Vec<u8>>,
     pub held: Held,
-    /// Where its last written hit happened, and when.
+    /// Where its last written hit happened, and when (0: none yet).
     pub last_cpu: Option<u16>,
     pub written_tsc: u64,
     /// Its last record as read: ring and time.
