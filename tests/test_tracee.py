@@ -366,6 +366,24 @@ def test_ignored_signals_do_not_show_in_a_traced_call(tracer: Tracer) -> None:
         assert target.finish() == "ready\n0 0\n"
 
 
+def test_a_fork_of_the_recorder_neither_hangs_nor_disturbs_the_tracer(
+    start: Start, progs: Programs, tracer: Tracer
+) -> None:
+    target = start(progs("tracee_hot"), "2", "0")
+    tracer.attach(target.pid)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            tracer.threads(target.pid)
+        except NativeError as error:
+            code = 0 if error.args[0] == "ended" else 2
+        tracer.close()
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(tracer.threads(target.pid)) == 3
+
+
 def test_the_owner_ends_with_its_tracer() -> None:
     made = Tracer()
     owner = made.pid

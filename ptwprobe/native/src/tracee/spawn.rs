@@ -104,6 +104,8 @@ pub struct Handle {
     commands: Sender<Command>,
     shared: Arc<Shared>,
     host: Mutex<Option<JoinHandle<()>>>,
+    /// The process that this handle works in: a fork of it has neither the host thread nor a way to the owner.
+    recorder: i32,
 }
 
 struct Start {
@@ -127,7 +129,7 @@ impl Handle {
             .name("ptwprobe-host".into())
             .spawn(move || host(start, &ours))
             .map_err(|e| Error::new("failed", format!("cannot start the tracing thread: {e}")))?;
-        let handle = Handle { commands, shared, host: Mutex::new(Some(host)) };
+        let handle = Handle { commands, shared, host: Mutex::new(Some(host)), recorder };
         if started.recv().is_err() {
             handle.end();
             return Err(Error::new("failed", "cannot start the tracing task"));
@@ -138,6 +140,9 @@ impl Handle {
     /// Run `work` in the owner and wait for what it returns.
     pub fn call<T: Send + 'static>(&self, work: impl FnOnce(&mut Owner) -> Result<T> + Send + 'static) -> Result<T> {
         let ended = || Error::new("ended", "the tracing task has ended");
+        if self.is_forked() {
+            return Err(ended());
+        }
         let (reply, answer) = mpsc::channel();
         let command = move |owner: &mut Owner| {
             let done = catch_unwind(AssertUnwindSafe(|| work(owner)));
@@ -176,6 +181,11 @@ impl Handle {
         self.shared.owner_pid.load(Ordering::Acquire)
     }
 
+    fn is_forked(&self) -> bool {
+        // SAFETY: reads an id.
+        unsafe { libc::getpid() != self.recorder }
+    }
+
     fn kick(&self) {
         let owner = self.owner_pid();
         if owner > 0 && !self.shared.owner_ended.load(Ordering::Acquire) {
@@ -187,7 +197,7 @@ impl Handle {
     /// End the owner and wait for it.
     pub fn end(&self) {
         let host = self.host.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(host) = host {
+        if let Some(host) = host.filter(|_| !self.is_forked()) {
             if self.commands.send(Box::new(Owner::end)).is_ok() {
                 self.kick();
             }
