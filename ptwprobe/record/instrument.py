@@ -6,6 +6,7 @@ out in ``patch.install``, what becomes of the hits in ``record.session``.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,12 +17,15 @@ from ptwprobe.patch import build, plan
 from ptwprobe.patch.codemaps import code_map
 from ptwprobe.patch.install import Target
 from ptwprobe.patch.place import AddressSpace, Allocator, lowest_mappable, read_brk_start
+from ptwprobe.patch.remote import RemoteCallError
 from ptwprobe.probe import elf
 from ptwprobe.process import Mapping, Process
 from ptwprobe.record.eventtable import EventTable
 
 DEFAULT_RING_BITS = 24
 """16 MiB for each CPU: a third of a second at a million two-argument hits a second."""
+MAP_ATTEMPTS = 4
+"""A running target may map memory where a stub was about to go."""
 
 
 @dataclass(frozen=True)
@@ -119,33 +123,62 @@ class Instrumented:
         self.ring = self.target.map_ring(rings, ring_bits)
         return self.ring
 
-    def build(self, planned: Sequence[PlannedSite], form: StubForm = StubForm.RING) -> list[Patch]:
-        """Place and assemble the stubs of ``planned``, map their space and write them; no site is changed yet."""
-        if self.allocator is None:
-            space = AddressSpace.of(
-                self.process.maps(), read_brk_start(self.process.pid), self.process.rlimit_stack, lowest_mappable()
-            )
-            self.allocator = Allocator(space)
+    def build(self, plan: Plan, form: StubForm = StubForm.RING) -> list[tuple[PlannedSite, Patch]]:
+        """Place and assemble the stubs of ``plan``, map their space and write them; no site is changed yet.
+
+        A site for whose stub there is no room goes from ``plan.sites`` to ``plan.refused``. Raises its RefusedError if
+        no site is left.
+        """
+        for attempt in range(MAP_ATTEMPTS):
+            if self.allocator is None or attempt:
+                self.allocator = self._fresh_allocator()
+            before = set(self.allocator.ranges())
+            built, refused = self._build_once(plan, self.allocator, form)
+            try:
+                self.target.map_stub_space([r for r in self.allocator.ranges() if r not in before])
+                break
+            except RemoteCallError as error:
+                # The target has mapped something there since its maps were read.
+                if error.number != errno.EEXIST or attempt == MAP_ATTEMPTS - 1:
+                    raise
+        if refused and not built:
+            raise refused[0].error
+        for _item, patch in built:
+            self.target.write_stub(patch.stub.addr, patch.stub.code)
+        plan.sites = [item for item, _patch in built]
+        plan.refused += refused
+        return built
+
+    def _build_once(
+        self, plan: Plan, allocator: Allocator, form: StubForm
+    ) -> tuple[list[tuple[PlannedSite, Patch]], list[RefusedSite]]:
         if self.layout is None:
             self.layout = self.target.ring_layout()
-        before = set(self.allocator.ranges())
-        patches = [
-            build.build_patch(
-                p.site,
-                p.event.event_id,
-                p.probe.arguments,
-                p.window,
-                self.allocator,
-                form,
-                self.layout,
-                p.probe.paced,
-            )
-            for p in planned
-        ]
-        self.target.map_stub_space([r for r in self.allocator.ranges() if r not in before])
-        for patch in patches:
-            self.target.write_stub(patch.stub.addr, patch.stub.code)
-        return patches
+        built, refused = [], []
+        # Stubs that can lie in few places first, so that those with a choice do not take their room.
+        for item in sorted(plan.sites, key=lambda i: i.window.target_max - i.window.target_min):
+            try:
+                patch = build.build_patch(
+                    item.site,
+                    item.event.event_id,
+                    item.probe.arguments,
+                    item.window,
+                    allocator,
+                    form,
+                    self.layout,
+                    item.probe.paced,
+                    code_map(item.site.object),
+                )
+            except RefusedError as error:
+                refused.append(RefusedSite(item.probe, item.site, error))
+            else:
+                built.append((item, patch))
+        return built, refused
+
+    def _fresh_allocator(self) -> Allocator:
+        process = self.process
+        maps = process.maps()
+        return Allocator(AddressSpace.of(maps, read_brk_start(process.pid), process.rlimit_stack, lowest_mappable()))
 
     def install(self, patches: Sequence[Patch]) -> None:
         """Patch all sites in one change and let the stubs emit.

@@ -62,12 +62,13 @@ class Targets:
         return live
 
     def put_in(self, live: Live, plan: Plan) -> None:
-        """Build and install the patches of ``plan``."""
-        patches = live.instrumented.build(plan.sites)
-        for item, patch in zip(plan.sites, patches, strict=True):
+        """Build and install the patches of ``plan``; sites without room for a stub become refused ones."""
+        built = live.instrumented.build(plan)
+        for item, patch in built:
             self.recorder.add_event(item.event.event_id, len(item.event.fields))
             self.recorder.add_stub(live.pid, item.event.event_id, list(patch.stub.slot_addrs))
             item.event.sites[live.pid] = item.site.runtime_addr
+        patches = [patch for _item, patch in built]
         live.instrumented.install(patches)
         self.installed.setdefault(live.pid, []).extend(patches)
 
