@@ -14,6 +14,16 @@ from tests.progs.build import build
 from tests.targets import Target
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="live tests at their full size, which takes minutes")
+
+
+@pytest.fixture
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether a test should run at its full size rather than at one that suits every commit."""
+    return bool(request.config.getoption("--full"))
+
+
 @pytest.fixture(scope="session")
 def progs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """``progs("calls")`` compiles ``tests/progs/calls.c`` and returns the binary; ``strip=True`` without symbols."""

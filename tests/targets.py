@@ -24,6 +24,7 @@ class Target:
         wait_s: float = 60.0,
         env: dict[str, str] | None = None,
     ) -> None:
+        self.command = command
         self.wait_s = wait_s
         self._output = b""
         self.process = subprocess.Popen(

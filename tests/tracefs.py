@@ -39,8 +39,7 @@ class KernelHit:
 
 class Uprobes:
     """Context manager: the events exist and are enabled inside it, in an instance whose buffer holds
-    ``buffer_kb`` KiB a CPU. ``pid`` (before the program runs anything of interest) restricts the events to one
-    process with its threads and children.
+    ``buffer_kb`` KiB a CPU. With ``follow``, nothing is recorded before :meth:`follow` says of whom.
     """
 
     def __init__(self, events: list[Uprobe], *, buffer_kb: int = 32768, follow: bool = False) -> None:
@@ -48,6 +47,7 @@ class Uprobes:
         self.events = events
         self._buffer_kb = buffer_kb
         self._follow = follow
+        self._followed = 0
         self._instance = TRACING / "instances" / self.name
 
     def __enter__(self) -> Uprobes:
@@ -56,9 +56,10 @@ class Uprobes:
             self._instance.mkdir()
             self._write("buffer_size_kb", str(self._buffer_kb))
             if self._follow:
+                # Nothing until somebody is followed: an empty set_event_pid means everybody.
+                self._write("tracing_on", "0")
                 self._write("options/event-fork", "1")
-                # Nobody's hits until somebody is followed.
-                self._write("set_event_pid", str(os.getpid()))
+                self._write("events/sched/sched_process_exec/enable", "1")
             for e in self.events:
                 _append(f"p:{self.name}/{e.name} {e.path.resolve()}:{e.file_offset:#x} {e.fetch}")
                 self._write(f"events/{self.name}/{e.name}/enable", "1")
@@ -73,8 +74,10 @@ class Uprobes:
         self._remove()
 
     def follow(self, pid: int) -> None:
-        """From here on, hits of this process and of what it forks are kept, and no others."""
+        """Keeps hits of this process and of what it forks and no others, from the program on that it executes next."""
+        self._followed = pid
         self._write("set_event_pid", str(pid))
+        self._write("tracing_on", "1")
 
     def hits(self) -> list[KernelHit]:
         """All hits so far, in time order. Recording is over then; raises when the buffer was too small."""
@@ -84,11 +87,13 @@ class Uprobes:
             for loss in ("overrun", "dropped events", "commit overrun"):
                 if int(stats[loss]):
                     raise RuntimeError(f"{cpu.name}: {loss} {stats[loss]}: the buffer is too small")
-        found = []
+        found: list[KernelHit] = []
         with (self._instance / "trace").open() as trace:
             for line in trace:
                 match = _LINE.match(line)
-                if match:
+                if "sched_process_exec:" in line and f" pid={self._followed} " in line:
+                    found.clear()
+                elif match:
                     values = (int(word.split("=", 1)[1], 0) for word in match["args"].split())
                     found.append(KernelHit(int(match["tid"]), match["event"], tuple(values)))
         return found

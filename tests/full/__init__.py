@@ -1,0 +1,1 @@
+"""Live tests at their full size: ``python -m tests.full NAME``."""
