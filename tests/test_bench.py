@@ -1,0 +1,76 @@
+"""The benches themselves: what a result looks like, and that each peer that is here can be measured at all."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.bench import hit_cost
+from tests.bench.hit_cost import Load, WrongCountError
+from tests.bench.table import Result, Row, Verdict
+from tests.peers import Peer
+from tests.peers.bpftrace import Bpftrace
+from tests.peers.frida import Frida
+from tests.peers.lttng import PROGRAM as LTTNG_PROGRAM
+from tests.peers.lttng import Lttng
+from tests.peers.uprobe import ClassicUprobe
+from tests.progs.build import build
+
+TINY = Load(calls=200, rounds=3, pause_ms=0)
+
+
+def test_json_has_the_promised_shape() -> None:
+    result = Result("hit-cost", [Row("mov", "uprobe", "ns", (3.0, 1.0, 2.0))], [Verdict(True, "fine")], ["a note"])
+    told = json.loads(result.as_json())
+    assert told["bench"] == "hit-cost"
+    assert told["rows"] == [{"case": "mov", "who": "uprobe", "value": 2.0, "unit": "ns", "runs": [3.0, 1.0, 2.0]}]
+    assert {"cpu", "cores", "kernel", "load"} <= set(told["machine"])
+
+
+def test_the_table_shows_everybody_and_every_verdict() -> None:
+    rows = [Row("mov", "uprobe", "ns", (5000.0,)), Row("tracepoint", "lttng-ust", "ns", (105.5,))]
+    out = io.StringIO()
+    Result("hit-cost", rows, [Verdict(False, "too slow")], ["x: not installed"]).show(Console(file=out, width=120))
+    for text in ("uprobe", "5,000.0", "lttng-ust", "105.5", "FAIL  too slow", "note: x: not installed"):
+        assert text in out.getvalue()
+
+
+def test_a_bound_is_kept_or_missed_by_ratio_and_a_missing_participant_is_noted() -> None:
+    rows = [
+        Row("mov", "uprobe", "ns", (6000.0,)),
+        Row("mov", "ptwprobe/ring", "ns", (50.0,)),
+        Row("mov", "ptwprobe/pt-unpaced", "ns", (8.0,)),
+    ]
+    result = Result("hit-cost", rows)
+    verdicts = hit_cost.verdicts(result)
+    assert [verdict.ok for verdict in verdicts] == [True, False]
+    assert "1/120.0 of uprobe" in verdicts[0].text
+    assert len(result.notes) == 2
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("peer", [ClassicUprobe(), Bpftrace(), Frida()], ids=lambda peer: peer.name)
+def test_a_peer_counts_every_hit(progs: Callable[..., Path], peer: Peer) -> None:
+    if why := peer.missing():
+        pytest.skip(f"{peer.name}: {why}")
+    assert set(hit_cost.measure(progs("hitcost"), peer, TINY)) == {"mov", "push", "nop5"}
+
+
+@pytest.mark.needs("root")
+def test_lttng_records_its_tracepoint(tmp_path: Path) -> None:
+    lttng = Lttng()
+    if why := lttng.missing():
+        pytest.skip(f"{lttng.name}: {why}")
+    assert set(hit_cost.measure_tracepoint(build(LTTNG_PROGRAM, tmp_path), lttng, TINY)) == {"tracepoint"}
+
+
+@pytest.mark.needs("root", "uprobes")
+def test_a_peer_that_misses_hits_is_not_measured(progs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.tracefs.Uprobes.count", lambda self: 1)
+    with pytest.raises(WrongCountError, match="1 hits, not"):
+        hit_cost.measure(progs("hitcost"), ClassicUprobe(), TINY)
