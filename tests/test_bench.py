@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.bench import hit_cost
+from tests.bench import hit_cost, ours
 from tests.bench.hit_cost import Load, WrongCountError
 from tests.bench.table import Result, Row, Verdict
 from tests.peers import Peer
@@ -54,8 +54,10 @@ def test_a_bound_is_kept_or_missed_by_ratio_and_a_missing_participant_is_noted()
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize("peer", [ClassicUprobe(), Bpftrace(), Frida()], ids=lambda peer: peer.name)
-def test_a_peer_counts_every_hit(progs: Callable[..., Path], peer: Peer) -> None:
+@pytest.mark.parametrize(
+    "peer", [*ours.variants(), ClassicUprobe(), Bpftrace(), Frida()], ids=lambda peer: peer.name
+)
+def test_every_participant_sees_every_hit(progs: Callable[..., Path], peer: Peer) -> None:
     if why := peer.missing():
         pytest.skip(f"{peer.name}: {why}")
     assert set(hit_cost.measure(progs("hitcost"), peer, TINY)) == {"mov", "push", "nop5"}

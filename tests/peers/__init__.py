@@ -16,7 +16,8 @@ from typing import Protocol
 from tests.symbols import function, memory, runtime_address
 from tests.targets import Target
 
-Hits = Callable[[], int]
+# How many hits there were, or None where nothing can count them.
+Hits = Callable[[], "int | None"]
 
 
 class Peer(Protocol):
