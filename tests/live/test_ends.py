@@ -123,7 +123,7 @@ def test_target_executes_another_program(progs: Programs, start: Start, tmp_path
         done = recording.finish().good()
     assert done.summary["end"] == "exec"
     assert [cli.arguments(hit) for hit in cli.hits(session)] == [(1, i) for i in range(1000)]
-    # The new image runs unprobed, and to its end.
+    # The new image runs unprobed, and to its end, which comes with that of its stdin.
     assert target.finish() == "ready\nimage=1 sum=1000502500\nimage=2 sum=2000505500\n"
     assert target.exit_code == 0
 
@@ -139,16 +139,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_disk_full(progs: Programs, start: Start, small_disk: Path) -> None:
     session = small_disk / "s.ptw"
-    target = start(progs("calls"), "2", "1000000", "400000")
+    target = start(progs("calls"), "2", "2000000", "400000")
     with Recording("-p", str(target.pid), "-e", PROBE, "-o", session, "--json") as recording:
         target.go()
         done = recording.finish()
+    check_whole(target, progs("calls"))
     assert done.exit_code == 1
     assert done.summary["end"] == "disk-full"
     seen = cli.hits(session)
     assert len(seen) > 1_000
     assert done.totals.hits == len(seen)
-    check_whole(target, progs("calls"))
 
 
 def test_one_threads_hits_only(progs: Programs, start: Start, tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ _RUNNING = {
 
 @pytest.mark.parametrize("name", _RUNNING)
 def test_a_running_program_by_its_pid(start: Start, tmp_path: Path, name: str) -> None:
-    """Each waits for its stdin when the probe goes in, and works only after that."""
-    lines = b"1\n" * 50 + b"\n" if name == "python3" else b"select hex(zeroblob(5000));\n" * 50
+    """Each waits for its stdin when the probe goes in, and reads more than once after that."""
+    lines = b"1\n" * 10_000 + b"\n" if name == "python3" else b"select hex(zeroblob(5000));\n" * 50
     plain = subprocess.run(_RUNNING[name], input=lines, capture_output=True, check=False)
     target = start(*_RUNNING[name], ready=None)
     wait_until_it_reads(target)

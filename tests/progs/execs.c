@@ -1,5 +1,6 @@
 // cc: -O2
-// Calls probe_me(1, i) CALLS times, executes itself afresh, and calls probe_me(2, i) CALLS times there.
+// Calls probe_me(1, i) CALLS times, executes itself afresh, calls probe_me(2, i) CALLS times there, and ends when its
+// stdin does.
 //
 //     execs CALLS
 #include <stdio.h>
@@ -18,11 +19,11 @@ int main(int argc, char **argv)
 {
     if (argc < 2)
         return 2;
+    char byte;
     long calls = atol(argv[1]), image = argc > 2 ? 2 : 1, sum = 0;
     if (image == 1) {
         puts("ready");
         fflush(stdout);
-        char byte;
         if (read(0, &byte, 1) < 0)
             return 1;
     }
@@ -34,5 +35,7 @@ int main(int argc, char **argv)
         execl("/proc/self/exe", argv[0], argv[1], "again", NULL);
         return 1;
     }
+    while (read(0, &byte, 1) > 0)
+        ;
     return 0;
 }
