@@ -54,8 +54,10 @@ def by_thread(pid: int, hits: Iterable[tuple[int, str, tuple[int, ...]]]) -> Seq
 
 def observe(command: list[str], probes: list[Uprobe], *, stdin: bytes = b"") -> Observation:
     """Runs ``command`` under classic uprobes."""
-    # Stopped before it becomes the program, so that the instance can be told whom to follow.
-    waiting = setarch_no_aslr(["/bin/sh", "-c", 'kill -STOP $$; exec "$@"', "sh", *command])
+    # Stopped before it becomes the program, so that the instance can be told whom to follow. A shell changes the
+    # environment and its order; env puts it right.
+    environment = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
+    waiting = setarch_no_aslr(["/bin/sh", "-c", 'kill -STOP $$; exec env -i "$@"', "sh", *environment, *command])
     with (
         Uprobes(probes, follow=True) as uprobes,
         subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as process,
