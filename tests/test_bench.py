@@ -54,9 +54,7 @@ def test_a_bound_is_kept_or_missed_by_ratio_and_a_missing_participant_is_noted()
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize(
-    "peer", [*ours.variants(), ClassicUprobe(), Bpftrace(), Frida()], ids=lambda peer: peer.name
-)
+@pytest.mark.parametrize("peer", [*ours.variants(), ClassicUprobe(), Bpftrace(), Frida()], ids=lambda peer: peer.name)
 def test_every_participant_sees_every_hit(progs: Callable[..., Path], peer: Peer) -> None:
     if why := peer.missing():
         pytest.skip(f"{peer.name}: {why}")

@@ -26,6 +26,8 @@ from ptwprobe.record.live import Live
 REMOVE_SECONDS = 5.0
 """How long a target that cannot be stopped is tried before its patches are left in."""
 RETRY_SECONDS = 0.02
+COLLECT_SECONDS = 2.0
+"""How long the exit status of a command that has ended is waited for."""
 HOLE_PATIENCE_NS = 100_000_000
 """How long a record may stay unfinished before the threads are looked at."""
 
@@ -119,8 +121,11 @@ class Targets:
 
     def command_status(self, pid: int) -> int | None:
         """Exit status of a command that we started, as a shell shows it: 128 + signal for one that was killed."""
+        deadline = time.monotonic() + COLLECT_SECONDS
         with native_errors(pid):
-            status = self.tracer.exit_status(pid)
+            # An end shows on the pidfd before the tracer has collected the status.
+            while (status := self.tracer.exit_status(pid)) is None and time.monotonic() < deadline:
+                time.sleep(0.001)
         return 128 - status if status is not None and status < 0 else status
 
     # ------------------------------------------------------------ coming out
