@@ -61,7 +61,7 @@ class PtStub:
             plan = plan_sites(process, probes, EventTable())
             instrumented.map_ring(rings=1, ring_bits=16)
             instrumented.install(instrumented.build(plan.sites, StubForm.PT))
-            instrumented.release_or_watch()
+            instrumented.release()
             changed()
             yield lambda: None
             instrumented.remove()
