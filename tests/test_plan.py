@@ -12,7 +12,7 @@ from ptwprobe._native import CodeMap, decode
 from ptwprobe.errors import InputError, RefusalReason, RefusedError
 from ptwprobe.model import ObjectFile, Site, Tactic, Window
 from ptwprobe.patch.codemaps import code_map as cached_code_map
-from ptwprobe.patch.plan import check_free, entry_after_endbr, find_window, footprint, plan_window
+from ptwprobe.patch.plan import Taken, entry_after_endbr, find_window, footprint, plan_window
 from tests.elfwriter import EXEC, ElfWriter
 
 TEXT = 0x1000
@@ -218,9 +218,9 @@ def test_refusal_already_probed(code: Callable[..., Code]) -> None:
     made = code(f"55 {MOV} 41 57 b8 01 00 00 00 c3")
     first, second = made.plan(), made.plan(6)
     assert footprint(first) == (BIAS + TEXT, BIAS + TEXT + 6)
-    check_free(made.site(6), second, [first])
+    Taken([first]).take(made.site(6), second)
     with pytest.raises(RefusedError) as error:
-        check_free(made.site(), first, [second, first])
+        Taken([second, first]).take(made.site(), first)
     assert error.value.reason is RefusalReason.ALREADY_PROBED
 
 
@@ -230,7 +230,7 @@ def test_a_pun_relies_on_the_bytes_behind_it(code: Callable[..., Code]) -> None:
     assert pun.tactic is Tactic.PUN
     neighbour = replace(pun, site_addr=pun.site_addr + 4, tactic=Tactic.SINGLE)
     with pytest.raises(RefusedError):
-        check_free(made.site(), pun, [neighbour])
+        Taken([neighbour]).take(made.site(), pun)
 
 
 def test_code_behind_a_jump_is_never_taken_unless_it_is_filling(code: Callable[..., Code]) -> None:

@@ -274,7 +274,8 @@ class Target:
         sites = [(p.site.runtime_addr, p.new, p.old, len(p.window.displaced), none) for p in patches]
         with native_errors(self.pid):
             stood = self.tracer.apply(self.pid, sites)
-        self._patches = [p for p in self._patches if p not in patches]
+        undone = {id(p) for p in patches}
+        self._patches = [p for p in self._patches if id(p) not in undone]
         return stood
 
     def stubs_are_empty(self) -> bool:

@@ -5,6 +5,7 @@ The bytes are judged as the file has them, and have to stand in the target's mem
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -48,7 +49,7 @@ def plan_window(site: Site, read_memory: ReadMemory, code_map: CodeMap) -> Windo
     """The window for a probe at ``site``: NOP, then one instruction, then several, then punning.
 
     Raises RefusedError if no tactic is safe. The caller has to look after overlaps with its own patches
-    (:func:`check_free`) and to find a place for the stub within the window's target range.
+    (:class:`Taken`) and to find a place for the stub within the window's target range.
     """
     code = code_map.bytes(site.vaddr, LOOKAHEAD)
     if not code:
@@ -199,22 +200,31 @@ def footprint(window: Window) -> tuple[int, int]:
     return window.site_addr, window.site_addr + max(JUMP, len(window.displaced))
 
 
-def check_free(site: Site, window: Window, others: Iterable[Window]) -> None:
-    """Raises RefusedError (already-probed) if a patch of ours has bytes that this window needs."""
-    start, end = footprint(window)
-    for other in others:
-        other_start, other_end = footprint(other)
-        if start < other_end and other_start < end:
-            detail = f"a probe at {other.site_addr:#x} has these bytes"
+class Taken:
+    """The bytes of one process that patches of ours change or rely on; their footprints never overlap."""
+
+    def __init__(self, windows: Iterable[Window] = ()) -> None:
+        footprints = sorted(footprint(window) for window in windows)
+        self._starts = [start for start, _ in footprints]
+        self._ends = [end for _, end in footprints]
+
+    def take(self, site: Site, window: Window) -> None:
+        """Have the bytes of ``window``. Raises RefusedError (already-probed) if a patch of ours needs one of them."""
+        start, end = footprint(window)
+        at = bisect_left(self._starts, end)
+        if at and self._ends[at - 1] > start:
+            detail = f"a probe at {self._starts[at - 1]:#x} has these bytes"
             hint = "record both values with one probe, or take the other probe away"
             raise refused(site, window.displaced, RefusalReason.ALREADY_PROBED, detail, hint)
+        self._starts.insert(at, start)
+        self._ends.insert(at, end)
 
 
 __all__ = [
     "Obstacle",
     "ReadMemory",
     "RefusedError",
-    "check_free",
+    "Taken",
     "entry_after_endbr",
     "find_window",
     "footprint",

@@ -63,18 +63,17 @@ def plan_sites(process: Process, probes: Sequence[Probe], events: EventTable, ta
     """
     result = Plan()
     code = [m for m in process.maps() if m.executable]
-    windows = list(taken)
+    patched = plan.Taken(taken)
     for probe in probes:
         planned, refused = [], []
         for site in elf.resolve(probe, process):
             try:
                 _check_mapped(site, code)
                 window = plan.plan_window(site, process.read, code_map(site.object))
-                plan.check_free(site, window, windows)
+                patched.take(site, window)
             except RefusedError as error:
                 refused.append(RefusedSite(probe, site, error))
                 continue
-            windows.append(window)
             planned.append(PlannedSite(probe, site, window, events.event_for(probe, site)))
         if not planned and refused:
             raise refused[0].error
