@@ -274,6 +274,9 @@ class Session:
                 launching.arrived(probe)
         except PtwprobeError:
             launching.kill()
+            self._launching = None
+            if not targets.installed:
+                self._abandon()
             raise
         if not launching.pending:
             self._launching = None
@@ -295,6 +298,7 @@ class Session:
         for probe in launching.pending:
             self.note(f"never mapped while the command ran: {probe.text}")
         if len(launching.pending) == len(self.probes):
+            self._abandon()
             raise ResolveError(
                 f"{self.command[0]} never mapped what '{launching.pending[0].text}' names",
                 f"it had mapped: {', '.join(sorted(launching.seen)) or 'nothing that could be probed'}",
@@ -321,7 +325,7 @@ class Session:
         return True
 
     def _abandon(self) -> None:
-        """Undo a start that failed; the session folder goes, too."""
+        """Undo a session that failed before anything was recorded; its folder goes, too."""
         self.end = End.FAILED
         if self._targets is not None:
             self._take_out(self._targets)
