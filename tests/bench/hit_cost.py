@@ -58,7 +58,7 @@ class WrongCountError(RuntimeError):
 
 def measure(binary: Path, peer: Peer, load: Load) -> dict[str, float]:
     """One turn of one participant: ns per hit over the bare call, by site."""
-    with Target([str(binary), *load.words()], wait_s=120) as target:
+    with Target([str(binary), *load.words()], wait_s=30) as target:
         with peer.attached(target, binary, [f"{site}_site" for site in SITES]) as hits:
             target.go()
             times = target.wait_for("{")

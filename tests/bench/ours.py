@@ -60,7 +60,7 @@ class PtStub:
         try:
             plan = plan_sites(process, probes, EventTable())
             instrumented.map_ring(rings=1, ring_bits=16)
-            instrumented.install(instrumented.build(plan.sites, StubForm.PT))
+            instrumented.install([patch for _, patch in instrumented.build(plan, StubForm.PT)])
             instrumented.release()
             changed()
             yield lambda: None
