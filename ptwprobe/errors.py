@@ -43,8 +43,6 @@ class RefusalReason(enum.Enum):
     """``$argN`` is meaningful at a function's entry only."""
     IDENTITY_CHANGED = "identity-changed"
     """The file on disk is not the one that is mapped (build id or inode differ)."""
-    SHADOW_STACK = "shadow-stack"
-    """The target runs with a shadow stack that this stub would break."""
     SECCOMP = "seccomp"
     """The target filters system calls and the filter cannot be suspended from here."""
     BUSY = "busy"

@@ -183,7 +183,7 @@ def test_a_deleted_program_is_resolved(tmp_path: Path, start: Start) -> None:
         one("newer", process)
 
 
-def test_a_file_that_was_overwritten_in_place_is_refused(
+def test_refusal_identity_changed_for_a_file_that_was_overwritten_in_place(
     tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     binary = compiled(tmp_path / "prog", TELLS + F + MAIN, *PLAIN, "-Wl,--build-id")

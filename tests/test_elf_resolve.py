@@ -56,16 +56,20 @@ def test_offsets(tmp_path: Path) -> None:
     assert (inside.vaddr, inside.is_entry, inside.function) == (entry.vaddr + 3, False, "f")
     assert (inside.function_vaddr, inside.function_size) == (entry.vaddr, entry.function_size)
     assert one(f"prog:{inside.file_offset:#x}", binary) == inside
-    with pytest.raises(RefusedError) as refused:
-        one("f+0x3 $arg1", binary)
-    assert refused.value.reason is RefusalReason.ARGUMENTS_NEED_ENTRY
-    assert "%rdi" in refused.value.hint
     with pytest.raises(ResolveError, match="beyond the end of f"):
         one("f+0x1000", binary)
     for offset in ("0x0", "0x7fffffffffffffff", "0x10"):
         with pytest.raises(ResolveError, match="not in an executable segment") as caught:
             one(f"prog:{offset}", binary)
         assert re.search(r"code is at 0x1", caught.value.hint)
+
+
+def test_refusal_arguments_need_entry(tmp_path: Path) -> None:
+    binary = compiled(tmp_path / "prog", TELLS + F + MAIN, *PLAIN)
+    with pytest.raises(RefusedError) as refused:
+        one("f+0x3 $arg1", binary)
+    assert refused.value.reason is RefusalReason.ARGUMENTS_NEED_ENTRY
+    assert "%rdi" in refused.value.hint
 
 
 def test_a_stripped_program_is_probed_by_file_offset(tmp_path: Path) -> None:

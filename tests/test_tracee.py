@@ -136,7 +136,7 @@ def test_bytes_that_are_not_the_planned_ones_are_a_foreign_probe_and_nothing_cha
         assert os.pread(memory.fileno(), 5, nop) == b"\x0f\x1f\x44\x00\x00"
 
 
-def test_a_thread_that_stays_inside_a_window_refuses_the_change_as_busy(tracer: Tracer) -> None:
+def test_refusal_busy_for_a_thread_that_stays_inside_a_window(tracer: Tracer) -> None:
     with Target([sys.executable, "-c", "import time\nprint('ready',flush=True)\ntime.sleep(600)"]) as target:
         wait_until(lambda: Path(f"/proc/{target.pid}/syscall").read_text().startswith("230 "))
         [(_, rip, _, _, _, _)] = tracer.threads(target.pid)
@@ -289,7 +289,7 @@ def test_a_filtered_process_is_called_with_its_filter_suspended(tracer: Tracer) 
 
 
 @pytest.mark.needs("root")
-def test_without_the_right_to_suspend_a_filter_nothing_is_touched(tracer: Tracer) -> None:
+def test_refusal_seccomp_without_the_right_to_suspend_a_filter_and_nothing_is_touched(tracer: Tracer) -> None:
     code = (
         "import os,sys,ctypes,struct\nl=ctypes.CDLL(None)\n"
         f"sys.path.insert(0,{str(Path(__file__).parent.parent)!r})\n"
