@@ -65,8 +65,11 @@ class Target:
         self.process.stdin.write(b"\n")
 
     def finish(self) -> str:
-        """Closes stdin, waits for the end, and returns all of stdout."""
-        out, err = self.process.communicate(timeout=self.wait_s)
+        """Closes stdin, waits for the end, and returns all of stdout. Raises TimeoutError if there is no end."""
+        try:
+            out, err = self.process.communicate(timeout=self.wait_s)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"{self.command!r} did not end in {self.wait_s} s") from error
         self._output += out
         self.errors = err.decode()
         return self.output

@@ -58,16 +58,16 @@ class WrongCountError(RuntimeError):
 
 def measure(binary: Path, peer: Peer, load: Load) -> dict[str, float]:
     """One turn of one participant: ns per hit over the bare call, by site."""
-    with Target([str(binary), *load.words()], wait_s=30) as target:
+    with Target([str(binary), *load.words()], wait_s=20) as target:
         with peer.attached(target, binary, [f"{site}_site" for site in SITES]) as hits:
             target.go()
             times = target.wait_for("{")
             seen = hits()
         target.finish()
         if target.exit_code:
-            raise WrongCountError(f"{peer.name}: the program's results are wrong: exit code {target.exit_code}")
+            raise WrongCountError(f"the program's results are wrong: exit code {target.exit_code}")
     if seen is not None and seen != load.hits * len(SITES):
-        raise WrongCountError(f"{peer.name}: {seen} hits, not {load.hits * len(SITES)}")
+        raise WrongCountError(f"{seen} hits, not {load.hits * len(SITES)}")
     return _over_bare(times)
 
 
@@ -80,7 +80,7 @@ def measure_tracepoint(binary: Path, peer: Lttng, load: Load) -> dict[str, float
         times = target.wait_for("{")
         target.finish()
         if discarded():
-            raise WrongCountError(f"{peer.name}: {discarded()} events discarded")
+            raise WrongCountError(f"{discarded()} events discarded")
     return _over_bare(times)
 
 
@@ -114,20 +114,24 @@ def run(runs: int) -> Result:
         else:
             traced = build(LTTNG_PROGRAM, Path(folder))
             turns[lttng.name] = lambda: measure_tracepoint(traced, lttng, FAST)
-        result.rows = _take_turns(turns, runs, result.notes)
+        result.rows = take_turns(turns, runs, result.notes)
     result.verdicts = verdicts(result)
     return result
 
 
-def _take_turns(turns: dict[str, Callable[[], dict[str, float]]], runs: int, notes: list[str]) -> list[Row]:
+# What a participant that does not work ends in.
+_FAILURES = (RuntimeError, EOFError, TimeoutError)
+
+
+def take_turns(turns: dict[str, Callable[[], dict[str, float]]], runs: int, notes: list[str]) -> list[Row]:
     """Everybody in turn, ``runs`` times. A peer that fails drops out with a note; ours may not fail."""
     values: dict[tuple[str, str], list[float]] = {}
     for _ in range(runs):
         for who in list(turns):
             try:
-                times = _again_if_miscounted(who, turns[who], notes)
-            except (RuntimeError, EOFError, TimeoutError) as error:
-                if who.startswith("ptwprobe"):
+                times = again_if_spoiled(who, turns[who], notes)
+            except _FAILURES as error:
+                if _is_ours(who):
                     raise
                 notes.append(f"{who}: {error}")
                 del turns[who]
@@ -137,14 +141,23 @@ def _take_turns(turns: dict[str, Callable[[], dict[str, float]]], runs: int, not
     return [Row(case, who, "ns", tuple(times)) for (who, case), times in values.items()]
 
 
-def _again_if_miscounted(who: str, turn: Callable[[], dict[str, float]], notes: list[str]) -> dict[str, float]:
-    """A turn in which hits were lost, as on a busy machine, is no measurement and is taken again, twice at most."""
+def again_if_spoiled(who: str, turn: Callable[[], dict[str, float]], notes: list[str]) -> dict[str, float]:
+    """A turn in which hits were lost, as on a busy machine, is no measurement and is taken again, twice at most.
+
+    Peers fail now and then in other ways, too (Frida leaves a program hanging at its end, say) and get the same
+    chances; ours may not.
+    """
+    spoiled = (WrongCountError,) if _is_ours(who) else _FAILURES
     for _ in range(2):
         try:
             return turn()
-        except WrongCountError as error:
-            notes.append(f"taken again: {error}")
+        except spoiled as error:
+            notes.append(f"taken again: {who}: {error}")
     return turn()
+
+
+def _is_ours(who: str) -> bool:
+    return who.startswith("ptwprobe/")
 
 
 # Who, at most this share of whom, in which case of theirs.

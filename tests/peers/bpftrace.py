@@ -38,7 +38,10 @@ class Bpftrace:
 def _hits(process: subprocess.Popen[str]) -> int:
     """Ends bpftrace, which prints its maps then. The second argument is always 7."""
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    try:
+        out, err = process.communicate(timeout=30)
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError("bpftrace does not end") from error
     for line in out.splitlines():
         message = json.loads(line) if line.startswith("{") else {}
         if message.get("type") == "map" and "@b" in message["data"]:
