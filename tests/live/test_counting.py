@@ -44,10 +44,12 @@ def check_values(session: Path, threads: int, calls: int) -> int:
 
 
 def test_hits_and_lost_make_all_calls_of_two_threads(progs: Programs, start: Start, tmp_path: Path, full: bool) -> None:
-    calls = 10_000_000 if full else 1_000_000
+    calls = 50_000_000 if full else 10_000_000
     session = tmp_path / "all.ptw"
     target = start(progs("calls"), "2", str(calls), "0", wait_s=300)
-    with Recording("-p", str(target.pid), "-e", PROBE, "-o", session, "--channel", "ring", "--json") as recording:
+    with Recording(
+        "-p", str(target.pid), "-e", PROBE, "-o", session, "--channel", "ring", "--json", wait_s=300
+    ) as recording:
         target.go()
         done = recording.finish().good()
     assert target.finish().startswith(f"ready\ncalls={2 * calls} ")
@@ -76,9 +78,9 @@ def test_a_ring_that_is_too_small_counts_what_it_loses(progs: Programs, start: S
 def test_a_million_hits_a_second_lose_nothing_in_bounded_memory(
     progs: Programs, start: Start, tmp_path: Path, full: bool
 ) -> None:
-    seconds = 10 if full else 3
+    seconds = 60 if full else 10
     session = tmp_path / "rate.ptw"
-    target = start(progs("calls"), "2", str(500_000 * seconds), "500000", wait_s=120)
+    target = start(progs("calls"), "2", str(500_000 * seconds), "500000", wait_s=300)
     with Recording("-p", str(target.pid), "-e", PROBE, "-o", session, "--json") as recording:
         target.go()
         time.sleep(1)
