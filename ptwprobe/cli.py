@@ -6,6 +6,7 @@ The verbs, their options, outputs and exit codes are a contract that other tools
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -28,6 +29,8 @@ from ptwprobe.errors import (
 from ptwprobe.model import Totals
 
 click.rich_click.TEXT_MARKUP = "markdown"
+CLOSED_BY_TOTALS = ("record", "script", "demo")
+"""The verbs whose last line on stderr is always the totals."""
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
@@ -141,7 +144,7 @@ def ring_bits(size: str) -> int:
     return max(0, (int(number) * unit - 1).bit_length())
 
 
-def command_of_threads(threads: tuple[int, ...]) -> list[int]:
+def processes_of(threads: tuple[int, ...]) -> list[int]:
     """The processes that ``threads`` belong to."""
     from ptwprobe.process import process_of_thread
 
@@ -180,11 +183,11 @@ def record(
 
     with closing_line() as keep:
         check_flow(flow)
-        if duration is not None and duration <= 0:
+        if duration is not None and not 0 < duration < math.inf:
             raise UsageError(f"--duration {duration}: not a time", "give seconds, such as --duration 5")
         parsed = [parse(probe) for probe in probes]
         session = Session(
-            pid=list(pids) or (command_of_threads(tids) if tids and not command else None),
+            pid=list(pids) or (processes_of(tids) if tids and not command else None),
             command=list(command) or None,
             output=output,
             channel=channel,
@@ -296,6 +299,8 @@ def main() -> Any:
         sys.exit(error.exit_code)
     except plain_click.ClickException as error:
         error.show()
+        if len(sys.argv) > 1 and sys.argv[1] in CLOSED_BY_TOTALS:
+            click.echo(str(Totals()), err=True)
         sys.exit(EXIT_USAGE)
     except plain_click.exceptions.Abort:
         sys.exit(130)

@@ -242,6 +242,9 @@ class Process:
         """Raises:
         UnsupportedError: it is not a 64-bit x86 program.
         """
+        if not self.maps():
+            what = "has ended and waits for its parent" if not self.exists else "is a kernel thread: it has no program"
+            raise UnsupportedError(f"process {self.pid} {what}", "give the pid of a running program")
         with self._guard("exe"):
             fd = os.open(self._proc("exe"), os.O_RDONLY | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:

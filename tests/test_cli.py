@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ BAD_CALLS = [
     (["record", "-p", "1x", "-e", "malloc"], 2, "not a valid integer"),
     (["record", "-e", "libc:malloc", "--duration", "0", "--", "/bin/true"], 2, "--duration 0.0: not a time"),
     (["record", "-e", "libc:malloc x=$argh", "--", "/bin/true"], 2, "^"),
+    (["record", "-e", "libc:malloc", "--duration", "nan", "--", "/bin/true"], 2, "--duration nan: not a time"),
+    (["record", "-e", "libc:malloc", "-t", "1", "--", "/bin/true"], 2, "threads of a command"),
+    (["record", "-e", "libc:malloc", "-p", "2"], 3, "kernel thread"),
     (["record", "--", "/bin/true"], 2, "no probe was given"),
     (["record", "-e", "libc:malloc", "-m", "lots", "--", "/bin/true"], 2, "not a size"),
     (["record", "-e", "libc:malloc", "-m", "4K", "--", "/bin/true"], 2, "64 KiB to 1 GiB"),
@@ -43,6 +47,20 @@ def test_bad_calls(words: list[str], code: int, text: str, tmp_path: Path) -> No
 def test_the_totals_come_last_even_after_an_error(tmp_path: Path) -> None:
     done = run("record", "-o", tmp_path / "s.ptw", "-e", "libc:malloc", "-p", "4000000")
     assert done.stderr.rstrip().splitlines()[-1] == CLOSING
+
+
+def test_the_totals_come_last_even_after_a_bad_option(tmp_path: Path) -> None:
+    done = run("record", "--no-such-option")
+    assert done.exit_code == 2
+    assert done.stderr.rstrip().splitlines()[-1] == CLOSING
+
+
+def test_words_that_are_no_utf8_reach_the_command(tmp_path: Path) -> None:
+    env = {**os.environ, "ODD": os.fsdecode(b"\xff")}
+    word = os.fsdecode(b"a\xffb")
+    done = run("record", "-o", tmp_path / "s.ptw", "-e", "libc:write fd=$arg1", "--", "/bin/echo", word, env=env)
+    assert done.good().stdout == b"a\xffb\n"
+    assert done.totals.hits == 1
 
 
 def test_a_syntax_error_points_at_its_column() -> None:

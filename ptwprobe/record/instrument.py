@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ptwprobe import _native
-from ptwprobe.errors import NotYetError, RefusedError
+from ptwprobe.errors import NotYetError, RefusalReason, RefusedError
 from ptwprobe.model import Event, Patch, Probe, RingLayout, Site, StubForm, Window
 from ptwprobe.patch import build, plan
 from ptwprobe.patch.codemaps import code_map
-from ptwprobe.patch.install import Target
+from ptwprobe.patch.install import STUB_NAME, Target
 from ptwprobe.patch.place import AddressSpace, Allocator, lowest_mappable, read_brk_start
 from ptwprobe.patch.remote import RemoteCallError
 from ptwprobe.probe import elf
@@ -72,7 +72,7 @@ def plan_sites(process: Process, probes: Sequence[Probe], events: EventTable, ta
                 window = plan.plan_window(site, process.read, code_map(site.object))
                 patched.take(site, window)
             except RefusedError as error:
-                refused.append(RefusedSite(probe, site, error))
+                refused.append(RefusedSite(probe, site, _with_owner(error, site, process, code)))
                 continue
             planned.append(PlannedSite(probe, site, window, events.event_for(probe, site)))
         if not planned and refused:
@@ -92,6 +92,17 @@ def _check_mapped(site: Site, code: Sequence[Mapping]) -> None:
         if here and m.offset + site.runtime_addr - m.start == site.file_offset:
             return
     raise NotYetError(f"{site.object.path} is not mapped as code at {site.runtime_addr:#x}")
+
+
+def _with_owner(error: RefusedError, site: Site, process: Process, code: Sequence[Mapping]) -> RefusedError:
+    """``error`` with a better hint where the foreign jump leads into stubs of another ptwprobe."""
+    if error.reason is RefusalReason.FOREIGN_PROBE:
+        jump = process.read(site.runtime_addr, 5)
+        target = site.runtime_addr + 5 + int.from_bytes(jump[1:], "little", signed=True)
+        if jump[:1] == b"\xe9" and any(m.start <= target < m.end and STUB_NAME in m.path for m in code):
+            hint = "another ptwprobe records this function: wait for its end, or record both values with one probe"
+            return RefusedError(error.reason, error.message, hint)
+    return error
 
 
 class Instrumented:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,11 +33,15 @@ class Launching:
         try:
             self.pid: int = tracer.launch(list(command), [f"{k}={v}" for k, v in os.environ.items()], str(Path.cwd()))
         except _native.NativeError as error:
-            raise TargetError(f"{command[0]}: {error.args[1]}", "give a program that can be executed") from error
+            raise TargetError(error.args[1], "give a program that can be executed") from error
         self.process = Process(self.pid)
         self.pending = list(probes)
         self.seen: set[str] = set()
+        """Names of the objects that were mapped."""
         self.gone = False
+        self.told = False
+        """Whether the user knows that probes are waiting."""
+        self._started = time.monotonic()
         self._ready = False
         self._events_with_tls = 0
 
@@ -51,8 +56,12 @@ class Launching:
             self.gone = True
         if event != "mapped" or not self._threads_can_be_told():
             return []
-        self.seen |= {Path(m.path).name for m in self.process.maps() if m.is_file}
+        self.seen |= {Path(m.path).name for m in self.process.maps() if m.is_file and m.executable and not m.deleted}
         return list(self.pending)
+
+    def age(self) -> float:
+        """Seconds since the start of the command."""
+        return time.monotonic() - self._started
 
     def arrived(self, probe: Probe) -> None:
         """``probe`` is in."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+from pathlib import Path
 
 from ptwprobe.errors import TargetGoneError
 from ptwprobe.record.instrument import Instrumented
@@ -30,12 +31,17 @@ class Live:
         return bool(select.select([self.pidfd], [], [], 0)[0])
 
     def replaced(self) -> bool:
-        """Whether the address space is gone, as after an exec: a read from it then gives nothing at all."""
+        """Whether another program runs in the process (exec): the address space that was patched is gone.
+
+        A read from an address space that is gone gives nothing at all. A process that is about to end has none any
+        more, either; it then has no program.
+        """
         layout = self.instrumented.layout
         if layout is None:
             return False
         try:
-            return os.pread(self._memory_fd, 1, layout.gate_addr) == b""
+            gone = os.pread(self._memory_fd, 1, layout.gate_addr) == b""
+            return gone and Path(f"/proc/{self.pid}/exe").readlink() is not None
         except OSError:
             return False
 

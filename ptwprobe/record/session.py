@@ -26,7 +26,7 @@ from ptwprobe.errors import (
 )
 from ptwprobe.model import Probe, Totals
 from ptwprobe.probe.spec import parse
-from ptwprobe.process import Process
+from ptwprobe.process import Process, process_of_thread
 from ptwprobe.record import folder
 from ptwprobe.record.channel import ChannelChoice, choose
 from ptwprobe.record.eventtable import EventTable
@@ -44,6 +44,9 @@ from ptwprobe.record.targets import Targets
 
 TOTALS = ("hits", "lost", "torn", "faults", "filtered", "stray")
 POLL_SECONDS = 0.02
+MIN_RING_BITS, MAX_RING_BITS = 16, 30
+WAITING_SECONDS = 1.0
+"""How long a command's probes may wait for their objects before the user is told what that costs."""
 
 
 class End(Enum):
@@ -88,10 +91,17 @@ class Session:
             raise UsageError("nothing to record", "give -p PID, or a command after --")
         if pids and command:
             raise UsageError("both processes and a command were given", "give either -p PID or a command after --")
-        if len(set(pids)) != len(pids):
-            raise UsageError("a process was given twice")
-        if not 16 <= ring_bits <= 30:
-            raise UsageError(f"a ring of 2^{ring_bits} bytes", "the ring takes 64 KiB to 1 GiB for each CPU")
+        for p in set(pids):
+            if pids.count(p) > 1:
+                raise UsageError(f"process {p} was given twice", "give each process once")
+        if command and threads:
+            raise UsageError("threads of a command are not known before it runs", "leave out -t, and select in script")
+        for tid in threads or ():
+            if process_of_thread(tid) not in pids:
+                given = ", ".join(map(str, pids))
+                raise UsageError(f"thread {tid} is not of process {given}", "look up the thread ids with ps -L -p PID")
+        if not MIN_RING_BITS <= ring_bits <= MAX_RING_BITS:
+            raise UsageError(f"a ring of {1 << ring_bits:,} bytes", "the ring takes 64 KiB to 1 GiB for each CPU")
         self.output = Path(output)
         self.choice: ChannelChoice = choose(channel)
         self.command = list(command or [])
@@ -278,6 +288,10 @@ class Session:
             if not targets.installed:
                 self._abandon()
             raise
+        if launching.pending and not launching.told and launching.age() > WAITING_SECONDS:
+            launching.told = True
+            texts = ", ".join(f"'{probe.text}'" for probe in launching.pending)
+            self.note(f"{texts} still waits for its object to be mapped; until then each system call is slower")
         if not launching.pending:
             self._launching = None
             if targets.settle(targets.live[0]):

@@ -40,7 +40,9 @@ class Targets:
     ) -> None:
         """Make the perf.data and start to drain (nothing yet)."""
         self.tracer = _native.Tracer()
-        self.recorder = _native.Recorder(str(perf_data), list(command_line))
+        # Words that are no UTF-8 come as surrogates, which only Python knows.
+        printable = [word.encode(errors="replace").decode() for word in command_line]
+        self.recorder = _native.Recorder(str(perf_data), printable)
         self.live: list[Live] = []
         self.installed: dict[int, list[Patch]] = {}
         """Every patch that went in, by pid; they stay here when the target is gone."""
@@ -55,12 +57,18 @@ class Targets:
     def open(self, process: Process) -> Live:
         """Attach to ``process``, give it a ring and make it known to the recorder."""
         live = Live(Instrumented(self.tracer, process))
+        try:
+            ring = live.instrumented.map_ring(rings_needed(), self._ring_bits)
+        except BaseException:
+            with contextlib.suppress(PtwprobeError):
+                live.instrumented.remove()
+            live.close()
+            raise
+        self.recorder.add_target(process.pid, ring, process.comm)
         self.live.append(live)
         self.described.append(
             {"pid": process.pid, "comm": process.comm, "exe": process.exe, "cmdline": process.cmdline}
         )
-        ring = live.instrumented.map_ring(rings_needed(), self._ring_bits)
-        self.recorder.add_target(process.pid, ring, process.comm)
         return live
 
     def put_in(self, live: Live, plan: Plan) -> None:

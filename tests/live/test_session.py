@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import ptwprobe
-from ptwprobe.errors import RefusalReason, RefusedError, ResolveError, TargetGoneError, UsageError
+from ptwprobe.errors import RefusalReason, RefusedError, ResolveError, TargetGoneError, UnsupportedError, UsageError
+from tests.cli import run
 from tests.targets import Target
 
 Programs = Callable[..., Path]
@@ -76,6 +77,63 @@ def test_who_traces_the_target_at_the_end_gets_time_to_go(progs: Programs, start
     session.stop()
     tracer.wait()
     assert site_bytes(session, target.pid)[0] != 0xE9
+
+
+def test_a_target_that_somebody_traces_is_refused_by_the_tracers_name(
+    progs: Programs, start: Start, tmp_path: Path
+) -> None:
+    target = start(progs("calls"), "1", "100000000", "1000")
+    with subprocess.Popen(["strace", "-f", "-o", "/dev/null", "-p", str(target.pid)]) as tracer:
+        status = Path(f"/proc/{target.pid}/status")
+        end = time.monotonic() + 20
+        while "TracerPid:\t0\n" in status.read_text() and time.monotonic() < end:
+            time.sleep(0.05)
+        done = run("record", "-p", str(target.pid), "-e", PROBE, "-o", tmp_path / "s.ptw")
+        tracer.terminate()
+    assert (done.exit_code, done.totals.hits) == (3, 0)
+    assert "(strace) traces it" in done.stderr
+    assert not (tmp_path / "s.ptw").exists()
+
+
+def test_a_second_recorder_on_the_same_function_is_told_who_has_it(
+    progs: Programs, start: Start, tmp_path: Path
+) -> None:
+    target = start(progs("calls"), "1", "100000000", "1000")
+    with ptwprobe.Session(pid=target.pid, output=tmp_path / "one.ptw") as first:
+        first.add(PROBE)
+        first.start()
+        second = ptwprobe.Session(pid=target.pid, output=tmp_path / "two.ptw")
+        with pytest.raises(RefusedError) as caught:
+            second.add(PROBE)
+        assert caught.value.reason is RefusalReason.FOREIGN_PROBE
+        assert "another ptwprobe" in caught.value.hint
+
+
+def test_a_thread_of_another_process_is_a_mistake(progs: Programs, start: Start, tmp_path: Path) -> None:
+    target = start(progs("calls"), "1", "10", "0")
+    with pytest.raises(UsageError, match=f"thread {os.getpid()} is not of process {target.pid}"):
+        ptwprobe.Session(pid=target.pid, threads=[os.getpid()], output=tmp_path / "s.ptw")
+
+
+def test_a_zombie_has_ended(tmp_path: Path) -> None:
+    child = subprocess.Popen(["/bin/true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(UnsupportedError, match="has ended and waits for its parent"):
+        ptwprobe.Session(pid=child.pid, output=tmp_path / "s.ptw")
+    child.wait()
+
+
+def test_an_end_is_no_exec_however_long_it_takes(progs: Programs, start: Start, tmp_path: Path) -> None:
+    target = start(progs("calls"), "2", "200000", "0")
+    session = ptwprobe.Session(pid=target.pid, output=tmp_path / "s.ptw", ring_bits=28)
+    session.add(PROBE)
+    session.start()
+    target.go()
+    while session.poll() is None:
+        pass
+    assert session.stop() == ptwprobe.Totals(hits=400000)
+    assert session.end is not None
+    assert session.end.value == "exit"
 
 
 def test_a_killed_recorder_leaves_no_patch(progs: Programs, start: Start, tmp_path: Path) -> None:
