@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -138,7 +139,7 @@ class ElfWriter:
             at += 56
 
     @staticmethod
-    def _section_header(section: Section, offset: int, sections: list[Section]) -> bytes:
+    def _section_header(section: Section, offset: int, sections: list[Section]) -> builtins.bytes:
         names = [s.name for s in sections]
         name = 1 + sum(len(n) + 1 for n in names[: names.index(section.name)])
         link = 1 + names.index(section.link) if section.link else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ NOPS = "0f 1f 44 00 00"
 class Code:
     """A file of one section with functions in it, and a process that has it mapped."""
 
-    def __init__(self, folder: Path, code: str, functions: dict[str, tuple[int, int]], **elf: int) -> None:
+    def __init__(self, folder: Path, code: str, functions: dict[str, tuple[int, int]], **elf: Any) -> None:
         self.bytes = bytes.fromhex(code)
         writer = ElfWriter(**elf).text(TEXT, self.bytes)
         for name, (offset, size) in functions.items():

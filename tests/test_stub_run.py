@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ptwprobe import _native
-from ptwprobe.model import Constant, Memory, Register, RingLayout, StubForm, ThreadIdSource
+from ptwprobe.model import Constant, Fetch, Memory, Register, RingLayout, StubForm, ThreadIdSource
 from ptwprobe.stub.encode import REGISTERS
 from ptwprobe.stub.template import pattern
 from tests.stubexec import DIRECTION_FLAG, EVENT_ID, NOP5, STATUS_FLAGS, Host, Reader, State, argument, isolated
@@ -167,7 +167,7 @@ def test_values_in_the_ring(library: Path) -> None:
         assert ring.records()[-1].words == tuple(want)
 
         minus = {n: -n % (1 << 64) for n in range(16)}
-        cases = [
+        cases: list[tuple[Fetch, str, int | None]] = [
             (Constant(0x1FF), "s8", minus[1]),
             (Constant(-1), "u16", 0xFFFF),
             (Register("rip"), "u64", None),

@@ -100,8 +100,7 @@ def test_a_fork_child_has_its_parents_name_until_it_takes_its_own(tmp_path: Path
 
 
 def test_equal_stub_addresses_of_two_processes_are_told_apart(tmp_path: Path) -> None:
-    twin = {"event_id": 0x8000, "event": "g/e"}
-    session = Session(tmp_path / "s.ptw", [SynthEvent(**twin, pid=100, addr=0x1000)], describe=False)
+    session = Session(tmp_path / "s.ptw", [SynthEvent(0x8000, "g/e", pid=100, addr=0x1000)], describe=False)
     description = session.description()
     events = description["events"]
     assert isinstance(events, list)
@@ -109,7 +108,7 @@ def test_equal_stub_addresses_of_two_processes_are_told_apart(tmp_path: Path) ->
     (tmp_path / "s.ptw/session.json").write_text(json.dumps(description))
     for pid in (100, 200):
         session.writer.comm(pid, pid, b"x", 0)
-        session.hit(pid, SynthEvent(**twin, pid=pid), 1000 + pid)
+        session.hit(pid, SynthEvent(0x8000, "g/e", pid=pid), 1000 + pid)
     assert [hit.ip for hit in ptwprobe.open(session.finish()).hits()] == [0x1000, 0x2000]
 
 
