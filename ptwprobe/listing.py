@@ -62,7 +62,7 @@ class Row:
 
 def rows(pid: int | None, file: str | None, pattern: str | None, sites: bool) -> Iterator[Row]:
     """The functions of process ``pid`` or of ``file`` that match ``pattern``; with ``sites``, each one planned."""
-    process = Process(pid) if pid is not None else None
+    process = _process(pid)
     for function in elf.list_functions(process or str(file), pattern):
         if not sites or function.kind == "ifunc":
             yield Row(function, None)
@@ -88,7 +88,7 @@ def rows(pid: int | None, file: str | None, pattern: str | None, sites: bool) ->
 def dry_run(pid: int | None, file: str | None, probe_text: str, form: str) -> Iterator[tuple[str, bool]]:
     """For each site of the probe: the text to show, and whether it can be patched."""
     probe = parse(probe_text)
-    process = Process(pid) if pid is not None else None
+    process = _process(pid)
     sites = elf.resolve(probe, process) if process else elf.resolve_file(probe, str(file))
     if process:
         maps = process.maps()
@@ -106,6 +106,15 @@ def dry_run(pid: int | None, file: str | None, probe_text: str, form: str) -> It
             yield f"{_where(site)}\n  {error}\n  hint: {error.hint}\n", False
         else:
             yield _describe(patch), True
+
+
+def _process(pid: int | None) -> Process | None:
+    """The process ``pid``, if it is one that can be probed."""
+    if pid is None:
+        return None
+    process = Process(pid)
+    process.check_architecture()
+    return process
 
 
 def _window(site: Site, process: Process | None) -> Window:

@@ -209,6 +209,10 @@ def _function_name(word: _Word) -> str:
 def _parse_tracefs(text: str, line: re.Match[str]) -> Probe:
     if line[1].startswith("r"):
         raise ProbeSyntaxError(text, line.start(), f"a return probe (r:) {_NOT_YET}", "probe the function's entry: p:")
+    if line[2] and ":" in line[2][1:]:
+        column = text.index(":", line.start(2) + 1)
+        hint = f"a tracefs line has a space before its PATH:0xOFFSET; for OBJ:FUNC leave out the '{line[1]}:'"
+        raise ProbeSyntaxError(text, column, "the name of an event has no ':'", hint)
     group, name = _tracefs_event(text, line.start(2) + 1, line.end(2)) if line[2] else (None, None)
     place = re.compile(r"\s*(\S*)").match(text, line.end())
     assert place is not None
