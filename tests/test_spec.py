@@ -206,6 +206,8 @@ f \\"abc"                     | string
    ^                         | number
 f %di,%si                    | ',' does not belong
      ^                       | spaces
+p:libc:malloc %di            | no ':'
+      ^                      | leave out the 'p:'
 f 1=%di                      | C identifier
   ^                          | letters
 f a-b=%di                    | '-' is not part
