@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -50,3 +51,20 @@ def test_the_wheel_is_typed_and_holds_no_sources_of_the_crate(wheel: zipfile.Zip
     assert not [n for n in names if n.startswith("ptwprobe/native/") or n.endswith((".rs", ".toml", ".s"))]
     sources = {str(p.relative_to(ROOT)) for p in (ROOT / "ptwprobe").rglob("*.py") if "native" not in p.parts}
     assert sources == {n for n in names if n.endswith(".py")}
+
+
+def test_the_source_archive_has_all_that_a_build_needs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "maturin", "sdist", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [path] = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    native = ROOT / "ptwprobe/native"
+    needed = [
+        *native.glob("Cargo.*"),
+        native / "build.rs",
+        *(native / "src").rglob("*.rs"),
+        *(ROOT / "stubs").glob("*.s"),
+    ]
+    assert {str(p.relative_to(ROOT)) for p in needed} <= names

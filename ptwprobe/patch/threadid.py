@@ -38,7 +38,7 @@ def _first_match(tracer: _native.Tracer, pid: int, offsets: Sequence[int]) -> in
                 own = _namespace_tid(pid, tid)
                 if own is not None:
                     areas.append((own.to_bytes(4, "little"), _read(memory.fileno(), fs_base)))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ProcessLookupError) as error:
         raise TargetGoneError(f"process {pid} is gone") from error
     if not areas:
         return None
