@@ -257,7 +257,8 @@ _TraceEntry: TypeAlias = (
 
 @final
 class TraceReader:
-    """Entries of a perf.data, in the order of time. NativeError "trace" with an offset, or OSError.
+    """Entries of a perf.data, in the order of time. OSError, or NativeError: "trace" with an offset, and at the end
+    "no-trace" where nothing in it was recorded by Intel PT.
 
     ``events``: (id, "group/name", [(field, type)], [(pid, address of the site, slot addresses)]) each. With ``follow``
     the file is still being written: a round that is not finished is waited for.
@@ -293,8 +294,11 @@ class ScriptWriter:
         start: int | None = None,
         end: int | None = None,
     ) -> ScriptWriter: ...
-    def write(self) -> bool:
-        """Writes some more lines; False after the last. OSError of ``fd``."""
+    def read(self) -> bool:
+        """Reads entries for some more lines; False after the last. Errors as of TraceReader."""
+
+    def write(self) -> None:
+        """Writes the lines of what was read. OSError of ``fd``."""
 
     def totals(self) -> tuple[int, int, int, int, int]:
         """hits, lost, torn, stray, errors of what was written."""

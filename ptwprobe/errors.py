@@ -80,6 +80,10 @@ class InputError(PtwprobeError):
     """A file (ELF, trace, session) is not what it should be."""
 
 
+class OutputError(PtwprobeError):
+    """What was to be printed could not be written (a full disk, say)."""
+
+
 class ResolveError(PtwprobeError):
     """A probe's WHERE names nothing, or more than one thing."""
 

@@ -81,6 +81,51 @@ def test_an_empty_folder_of_ours_may_be_used(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "a.ptw").stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize("left", [(), ("session.json.new",), ("perf.data",), ("perf.data", "session.json")])
+def test_what_a_killed_recorder_left_is_replaced(tmp_path: Path, left: tuple[str, ...]) -> None:
+    for name in ("a.ptw", "a.ptw.old"):
+        (tmp_path / name).mkdir(mode=0o700)
+        for file in left:
+            (tmp_path / name / file).write_text("")
+    for version in range(2):
+        SessionFolder.create(tmp_path / "a.ptw").write_document({"version": version})
+    assert json.loads((tmp_path / "a.ptw/session.json").read_text()) == {"version": 1}
+    assert json.loads((tmp_path / "a.ptw.old/session.json").read_text()) == {"version": 0}
+    assert names(tmp_path) == ["a.ptw", "a.ptw.old"]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_an_old_session_in_which_somebody_put_something_is_kept_whole(tmp_path: Path, kind: str) -> None:
+    SessionFolder.create(tmp_path / "a.ptw").write_document({})
+    SessionFolder.create(tmp_path / "a.ptw.old").write_document({})
+    if kind == "file":
+        (tmp_path / "a.ptw.old/notes.txt").write_text("mine")
+    elif kind == "folder":
+        (tmp_path / "a.ptw.old/perf.data").mkdir()
+    else:
+        (tmp_path / "a.ptw.old/perf.data").symlink_to(tmp_path / "elsewhere")
+    before = names(tmp_path / "a.ptw.old")
+    with pytest.raises(UsageError, match="in the way"):
+        SessionFolder.create(tmp_path / "a.ptw")
+    assert names(tmp_path / "a.ptw.old") == before
+    assert names(tmp_path / "a.ptw") == ["session.json"]
+
+
+def test_an_old_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    SessionFolder.create(tmp_path / "a.ptw").write_document({})
+    SessionFolder.create(tmp_path / "other.ptw").write_document({})
+    (tmp_path / "a.ptw.old").symlink_to(tmp_path / "other.ptw")
+    with pytest.raises(UsageError, match="in the way"):
+        SessionFolder.create(tmp_path / "a.ptw")
+    assert names(tmp_path / "other.ptw") == ["session.json"]
+
+
+@pytest.mark.parametrize("path", [".", "..", "/", "a/.."])
+def test_a_path_without_a_name_is_refused(path: str) -> None:
+    with pytest.raises(UsageError, match="no name"):
+        SessionFolder.create(path)
+
+
 def test_a_session_that_never_began_leaves_nothing(tmp_path: Path) -> None:
     folder = SessionFolder.create(tmp_path / "a.ptw")
     folder.perf_data.write_bytes(b"x")

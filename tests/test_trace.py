@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import ptwprobe
 from ptwprobe.errors import InputError
 from ptwprobe.model import Hit, Totals
+from ptwprobe.report import dump, script
 from ptwprobe.trace.events import Lost, Stray, Torn, TraceError
 from tests.synth import BARE, SHIFT, SIZES, Session, SynthEvent, chunk, header_word, ns_of, ptw, small_session, tsc
 
@@ -163,14 +165,26 @@ def test_a_packet_may_be_cut_by_the_end_of_a_chunk(tmp_path: Path) -> None:
     assert trace.totals() == Totals(hits=1)
 
 
+CHUNK_HEAD = (71).to_bytes(4, "little") + bytes(2) + (48).to_bytes(2, "little")
+
+
+def data_offset(path: Path) -> int:
+    """Where the records of a perf.data begin."""
+    return int.from_bytes(path.read_bytes()[40:48], "little")
+
+
+def told_size(folder: Path) -> int:
+    """Bytes of records that the header tells."""
+    return int.from_bytes((folder / "perf.data").read_bytes()[48:56], "little")
+
+
 def patched(folder: Path, at: int, field: bytes) -> None:
     """Overwrites a field of every AUXTRACE record."""
     data = bytearray((folder / "perf.data").read_bytes())
-    header = (71).to_bytes(4, "little") + bytes(2) + (48).to_bytes(2, "little")
-    start = data.find(header)
+    start = data.find(CHUNK_HEAD)
     while start != -1:
         data[start + at : start + at + len(field)] = field
-        start = data.find(header, start + 1)
+        start = data.find(CHUNK_HEAD, start + 1)
     (folder / "perf.data").write_bytes(data)
 
 
@@ -237,12 +251,137 @@ def test_a_hit_that_the_end_of_the_file_cuts_is_told(tmp_path: Path) -> None:
     ]
 
 
-def test_a_cut_file_tells_how_far_it_was_read(small: Path) -> None:
-    size = (small / "perf.data").stat().st_size
-    os.truncate(small / "perf.data", size // 2)
+def test_a_cut_file_tells_how_much_is_missing(small: Path) -> None:
+    end = data_offset(small / "perf.data") + told_size(small)
+    size = end // 2
+    os.truncate(small / "perf.data", size)
     last = list(ptwprobe.open(small).events())[-1]
     assert isinstance(last, TraceError)
-    assert last.message == f"the file is cut: read up to byte {last.file_offset}"
+    assert last.message == f"the file is cut here: {end - size} bytes are missing"
+    assert last.file_offset is not None
+    assert last.file_offset <= size
+
+
+def big_chunk(folder: Path, hits: int) -> Path:
+    """A session with all its hits, one every 1000 ticks, in one chunk; the perf.data."""
+    session = Session(folder, [SIZES])
+    for number in range(hits):
+        session.hit(100, SIZES, 1000 * (number + 1), number, 0, 0)
+    return session.finish() / "perf.data"
+
+
+def set_size(path: Path, size: int) -> None:
+    """What the header tells of the records' size."""
+    with path.open("r+b") as file:
+        file.seek(48)
+        file.write(size.to_bytes(8, "little"))
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_a_chunk_that_the_end_of_the_file_cuts_is_decoded_up_to_there(tmp_path: Path, sized: bool) -> None:
+    path = big_chunk(tmp_path / "s.ptw", 2000)
+    end = data_offset(path) + told_size(tmp_path / "s.ptw")
+    if not sized:
+        # As perf leaves it when it is killed; then only the chunk tells what is missing.
+        set_size(path, 0)
+        end -= 8
+    whole = list(ptwprobe.open(path).hits())
+    for cut in range(20_100, 20_000, -1):
+        os.truncate(path, cut)
+        *hits, error = ptwprobe.open(path).events()
+        assert 200 < len(hits) < 2000
+        assert hits == whole[: len(hits)]
+        assert error == TraceError(None, -1, cut, f"the file is cut here: {end - cut} bytes are missing")
+
+
+def test_a_chunk_that_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
+    path = big_chunk(tmp_path / "s.ptw", 2000)
+    records_end = data_offset(path) + told_size(tmp_path / "s.ptw")
+    set_size(path, 0)
+    data = path.read_bytes()[:records_end]
+    path.write_bytes(data[:20_000])
+    trace = ptwprobe.open(path)
+    assert trace.new_events() == []
+    assert trace.totals().errors == 1
+    path.write_bytes(data)
+    assert len(trace.new_hits(5000)) == 2000
+    assert trace.new_events() == []
+
+
+def test_after_a_chunk_with_an_impossible_size_the_next_one_is_read(tmp_path: Path) -> None:
+    session = Session(tmp_path / "s.ptw", [BARE])
+    for start in (1000, 2000, 3000):
+        for tid in (100, 101):
+            session.hit(tid, BARE, start + tid)
+        session.round()
+    path = session.finish() / "perf.data"
+    data = bytearray(path.read_bytes())
+    first = data.find(CHUNK_HEAD)
+    for size in (1 << 40, (1 << 64) - 1):
+        data[first + 8 : first + 16] = size.to_bytes(8, "little")
+        path.write_bytes(data)
+        error, *hits = ptwprobe.open(path).events()
+        assert isinstance(error, TraceError)
+        assert f"impossible size ({size} bytes)" in error.message
+        assert error.file_offset == first + 48
+        assert [(hit.tid, hit.ns) for hit in hits if isinstance(hit, Hit)] == [
+            (tid, ns_of(start + tid)) for start in (1000, 2000, 3000) for tid in (100, 101)
+        ]
+        assert len(hits) == 6
+
+
+def test_bytes_that_are_no_records_are_skipped_up_to_a_sure_one(tmp_path: Path) -> None:
+    session = Session(tmp_path / "s.ptw", [BARE])
+    for start in (1000, 2000):
+        session.hit(100, BARE, start)
+        session.round()
+    path = session.finish() / "perf.data"
+    data = bytearray(path.read_bytes())
+    first = data.find(CHUNK_HEAD)
+    # No header any more: the chunk cannot be found, and the next one tells that it is missing.
+    data[first : first + 8] = b"\xff" * 8
+    path.write_bytes(data)
+    skipped, hit = ptwprobe.open(path).events()
+    assert isinstance(skipped, TraceError)
+    assert "bytes that are no records" in skipped.message
+    assert skipped.file_offset == first
+    assert isinstance(hit, Hit)
+    assert hit.ns == ns_of(2000)
+
+
+def stock_perf_data(path: Path) -> Path:
+    """What perf leaves of two software samples: no record of it speaks of a trace."""
+    head = Session(path.parent / "head.ptw", describe=False).finish() / "perf.data"
+    data = bytearray(head.read_bytes()[: data_offset(head)])
+    sample = (9).to_bytes(4, "little") + bytes(2) + (16).to_bytes(2, "little") + bytes(8)
+    comm = (3).to_bytes(4, "little") + bytes(2) + (24).to_bytes(2, "little") + bytes(16)
+    path.write_bytes(data + sample + comm + sample)
+    set_size(path, 56)
+    return path
+
+
+def test_a_perf_data_without_intel_pt_is_refused_by_name(tmp_path: Path) -> None:
+    path = stock_perf_data(tmp_path / "stock.data")
+    trace = ptwprobe.open(path)
+    readers: list[Callable[[], object]] = [
+        trace.totals,
+        lambda: list(trace.hits()),
+        lambda: script.write(trace, 1),
+        lambda: dump.write(trace, 1),
+    ]
+    for read in readers:
+        with pytest.raises(InputError, match="no Intel PT data in it: 3 records, 2 of them samples") as error:
+            read()
+        assert str(path) in str(error.value)
+        assert "perf record -e intel_pt//" in error.value.hint
+    assert trace.new_events() == []
+
+
+def test_a_session_without_hits_is_no_error(tmp_path: Path) -> None:
+    trace = ptwprobe.open(Session(tmp_path / "s.ptw", [BARE]).finish())
+    assert trace.totals() == Totals()
+    assert script.write(trace, 1) == Totals()
+    assert dump.write(trace, 1) == 0
 
 
 @pytest.mark.parametrize(

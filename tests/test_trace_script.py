@@ -7,12 +7,13 @@ import io
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 import ptwprobe
-from ptwprobe.errors import UsageError
+from ptwprobe.errors import OutputError, UsageError
 from ptwprobe.model import Totals
 from ptwprobe.report import dump, script
 from tests.synth import PSB, PSBEND, Session, chunk, ns_of, small_session
@@ -141,8 +142,40 @@ def test_a_reader_that_goes_away_ends_it_quietly(small: Path) -> None:
 
 
 def test_an_output_that_cannot_be_written_is_an_error(small: Path) -> None:
-    with Path("/dev/full").open("wb") as full, pytest.raises(OSError, match="No space left"):
-        script.write(ptwprobe.open(small), full.fileno())
+    for write in (script.write, dump.write):
+        with (
+            Path("/dev/full").open("wb") as full,
+            pytest.raises(OutputError, match=r"cannot write the output: No space left on device$"),
+        ):
+            write(ptwprobe.open(small), full.fileno())
+
+
+def test_dump_shows_what_is_lost_cut_or_no_record(small: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(small / "perf.data", tmp_path))
+
+    def dumped() -> tuple[str, int]:
+        out = tmp_path / "out"
+        with out.open("wb") as file:
+            errors = dump.write(ptwprobe.open(path), file.fileno())
+        return out.read_text(), errors
+
+    text, errors = dumped()
+    assert re.search(r"^LOST at 0x[0-9a-f]+: 5 hits$", text, re.MULTILINE)
+    assert re.search(r"^TORN at 0x[0-9a-f]+: 1 hits$", text, re.MULTILINE)
+    assert (errors, text.count("error")) == (1, 1)
+    whole = path.read_bytes()
+    end = int.from_bytes(whole[40:48], "little") + int.from_bytes(whole[48:56], "little")
+    cut = whole.rfind((71).to_bytes(4, "little") + bytes(2)) + 48 + 40
+    path.write_bytes(whole[:cut])
+    text, errors = dumped()
+    *_, last = text.splitlines()
+    assert last == f"error: the file is cut here: {end - cut} bytes are missing (byte {cut} of the file)"
+    assert (errors, text.count("error")) == (2, 2)
+    first = whole.find((71).to_bytes(4, "little") + bytes(2))
+    path.write_bytes(whole[:first] + b"\xff" * 8 + whole[first + 8 :])
+    text, errors = dumped()
+    assert re.search(rf"^error: \d+ bytes that are no records; .* \(byte {first} of the file\)$", text, re.MULTILINE)
+    assert errors == 2
 
 
 def test_dump_shows_every_packet_with_its_offset(tmp_path: Path) -> None:
@@ -162,7 +195,7 @@ def test_dump_shows_every_packet_with_its_offset(tmp_path: Path) -> None:
     head, *rest = out.read_text().splitlines()
     assert head.startswith("AUXTRACE at 0x")
     assert "idx 0 tid 100 cpu - size 0x" in head
-    assert [line[59:] for line in rest] == [
+    assert [line[59:].split(" (byte")[0] for line in rest] == [
         "PSB", "TSC 0x1000", "PSBEND", "PAD", "TNT.8 T", "TNT.8 TTTTTN", "TNT.64 " + "N" * 44 + "TNT", "TIP 1: 0x1234",
         "TIP.PGE 2: 0x1020304", "TIP.PGD 3: 0x10203040506", "FUP 4: 0x10203040506", "FUP 6: 0x102030405060708",
         "PIP cr3 0x20 nr 1", "MODE.Exec cs.l 1 cs.d 0 if 1", "MODE.TSX intx 1 abort 0", "TraceStop", "CBR 30",
@@ -172,6 +205,11 @@ def test_dump_shows_every_packet_with_its_offset(tmp_path: Path) -> None:
         "CFE type 0x1 vector 0xe ip", "EVD type 0x0 0x9", "error: no packet: goes on at the next PSB", "PSB", "PSBEND",
         "error: cut: the chunk ends inside a packet",
     ]  # fmt: skip
+    start = int(head.rsplit(" ", 1)[1], 16)
+    for line in rest:
+        in_file = re.search(r" \(byte (\d+) of the file\)$", line)
+        assert (in_file is not None) == ("error" in line)
+        assert in_file is None or int(in_file[1]) == start + int(line[:8], 16)
     offsets = [int(line[:8], 16) for line in rest]
     assert offsets == sorted(offsets)
     assert rest[1] == "00000010:  19 00 10 00 00 00 00 00                         TSC 0x1000"

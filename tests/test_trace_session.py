@@ -42,6 +42,7 @@ def event(**change: object) -> dict[str, Any]:
         ({"events": [{"id": 1}]}, r"events\[0\]\.event is missing"),
         (event(id=65536), r"events\[0\]\.id is not an integer from 0 to 65535"),
         (event(fields=[{"name": "a", "type": "f64"}]), r"fields\[0\]\.type is not an integer type: 'f64'"),
+        (event(fields=[{"name": "a", "type": "u64"}] * 2), r"events\[0\]\.fields has a name twice"),
         (event(fields=[{"type": "u64"}]), r"fields\[0\]\.name is missing"),
         (event(sites=[{"pid": 1, "addr": -1}]), r"sites\[0\]\.addr is not an integer"),
         (event(sites=[{"pid": 1, "addr": 1, "slots": [1 << 64]}]), r"slots\[0\] is not an integer"),

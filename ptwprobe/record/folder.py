@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,9 @@ SUFFIX = ".ptw"
 OLD_SUFFIX = ".old"
 DOCUMENT = "session.json"
 PERF_DATA = "perf.data"
+_NEW_DOCUMENT = f"{DOCUMENT}.new"
+_FILES = frozenset({PERF_DATA, DOCUMENT, _NEW_DOCUMENT})
+"""All that a session leaves in its folder, also one whose recorder was killed."""
 
 RESERVE_BYTES = 256 << 10
 """Kept back on the disk, so that the end of a session can still be told when recording has filled it."""
@@ -42,6 +44,8 @@ class SessionFolder:
         Errors: UsageError if something else has the name, PermissionDeniedError, InputError for the rest.
         """
         path = Path(path)
+        if path.name in ("", ".."):
+            raise UsageError(f"{path} is no name for a session folder", "name a folder with -o, such as -o NAME.ptw")
         try:
             if _move_old_session(path):
                 path.mkdir(mode=0o700)
@@ -64,17 +68,17 @@ class SessionFolder:
         """Replace session.json at once: a reader sees the old one or the new one, whole."""
         text = json.dumps(document, indent=1).encode() + b"\n"
         try:
-            self._replace(DOCUMENT, text)
+            self._replace_document(text)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self._reserve_fd is None:
                 raise _explain(self.path / DOCUMENT, error) from error
             os.close(self._reserve_fd)
             self._reserve_fd = None
-            self._replace(DOCUMENT, text)
+            self._replace_document(text)
 
     def remove(self) -> None:
         """Take back a session that never began: only the files that were made here."""
-        for name in (PERF_DATA, DOCUMENT, f"{DOCUMENT}.new"):
+        for name in _FILES:
             _unlink(self._dir_fd, name)
         self.close()
         self.path.rmdir()
@@ -89,15 +93,15 @@ class SessionFolder:
     def __del__(self) -> None:
         self.close()
 
-    def _replace(self, name: str, content: bytes) -> None:
-        temporary = f"{name}.new"
+    def _replace_document(self, content: bytes) -> None:
+        temporary = _NEW_DOCUMENT
         _unlink(self._dir_fd, temporary)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(temporary, flags, 0o600, dir_fd=self._dir_fd)
         try:
             with os.fdopen(fd, "wb") as file:
                 file.write(content)
-            os.replace(temporary, name, src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd)
+            os.replace(temporary, DOCUMENT, src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd)
         except OSError:
             _unlink(self._dir_fd, temporary)
             raise
@@ -117,19 +121,42 @@ def _move_old_session(path: Path) -> bool:
     if not _is_session(path):
         raise UsageError(f"{path} exists and is no session folder", "choose another name with -o")
     old = path.with_name(path.name + OLD_SUFFIX)
-    if old.is_symlink() or old.exists():
-        if not _is_session(old):
-            raise UsageError(f"{old} is in the way of keeping the earlier session {path}", "move one of them away")
-        shutil.rmtree(old)
+    if (old.is_symlink() or old.exists()) and not _remove_session(old):
+        raise UsageError(f"{old} is in the way of keeping the earlier session {path}", "move one of them away")
     path.rename(old)
     return True
 
 
 def _is_session(path: Path) -> bool:
-    """A folder of ours that holds what a session leaves."""
-    status = path.lstat()
-    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    return ours and bool(_names(path) & {PERF_DATA, DOCUMENT})
+    """A folder of ours that holds what a session leaves, whatever else somebody put there."""
+    return bool(_names(path) & _FILES)
+
+
+def _remove_session(path: Path) -> bool:
+    """Remove a folder of ours in which there is nothing but files that a session leaves; else touch nothing."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
+    try:
+        if not _only_session_files(fd):
+            return False
+        for name in _FILES:
+            _unlink(fd, name)
+    finally:
+        os.close(fd)
+    path.rmdir()
+    return True
+
+
+def _only_session_files(fd: int) -> bool:
+    """Whether the open folder is ours and has no files but those of a session; it may be empty."""
+    names = os.listdir(fd)
+    if os.fstat(fd).st_uid != os.geteuid() or not _FILES.issuperset(names):
+        return False
+    return all(stat.S_ISREG(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode) for name in names)
 
 
 def _names(path: Path) -> set[str]:

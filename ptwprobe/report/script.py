@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ptwprobe import _native
 from ptwprobe.errors import UsageError
 from ptwprobe.model import Totals
+from ptwprobe.report.output import output_errors
 from ptwprobe.trace.native import input_errors
 from ptwprobe.trace.open import Trace
 
@@ -49,16 +50,22 @@ def write(
 
     ``format``: one of FORMATS; ``events``: globs (``*``, ``?``) over ``group/name``, or over the name alone; ``time``:
     as :func:`parse_time_range` takes it. What is lost or wrong is written with any ``events``. A reader that goes away
-    (EPIPE) ends it quietly; other errors of ``fd`` are raised as OSError.
+    (EPIPE) ends it quietly; other errors of ``fd`` are raised as OutputError.
     """
     start, end = parse_time_range(time) if time else (None, None)
     with input_errors(trace.path):
         writer = _native.ScriptWriter(
             os.fspath(trace.path), trace.native_events, fd, format, list(events), list(tids), start, end
         )
+    more = True
     try:
-        while writer.write():
-            pass
+        while more:
+            try:
+                with input_errors(trace.path):
+                    more = writer.read()
+            finally:
+                with output_errors():
+                    writer.write()
     except BrokenPipeError:
         pass
     return Totals(*writer.totals())

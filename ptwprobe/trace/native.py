@@ -9,6 +9,8 @@ from pathlib import Path
 from ptwprobe._native import NativeError
 from ptwprobe.errors import InputError, PermissionDeniedError
 
+_HINTS = {"no-trace": "record with ptwprobe, or with perf record -e intel_pt//"}
+
 
 @contextmanager
 def input_errors(path: Path) -> Iterator[None]:
@@ -16,9 +18,9 @@ def input_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except NativeError as e:
-        _, message, offset = e.args
+        kind, message, offset = e.args
         place = "" if offset is None else f" (byte {offset})"
-        raise InputError(f"{path}: {message}{place}") from e
+        raise InputError(f"{path}: {message}{place}", _HINTS.get(kind, "")) from e
     except PermissionError as e:
         raise PermissionDeniedError(
             f"{path}: {e.strerror}", "sessions are private to the user who recorded them"

@@ -219,11 +219,14 @@ def _event(item: _Object) -> SessionEvent:
     if not name:
         raise item.fail("event", "is missing")
     obj = item.object("object")
+    fields = tuple(_field(field) for field in item.objects("fields"))
+    if len({field.name for field in fields}) != len(fields):
+        raise item.fail("fields", "has a name twice")
     return SessionEvent(
         event_id=item.number("id", _U16, required=True),
         event=name,
         probe=item.text("probe"),
-        fields=tuple(_field(field) for field in item.objects("fields")),
+        fields=fields,
         object_path=obj.text("path"),
         build_id=obj.text("build_id"),
         function=item.text("function"),

@@ -13,6 +13,11 @@ pub enum Error {
         message: &'static str,
         offset: u64,
     },
+    /// A perf.data that was recorded without Intel PT; `samples` are those of its other events.
+    NoTrace {
+        records: u64,
+        samples: u64,
+    },
 }
 
 impl Error {
@@ -23,7 +28,7 @@ impl Error {
     #[must_use]
     pub fn offset(&self) -> Option<u64> {
         match self {
-            Self::Io(_) => None,
+            Self::Io(_) | Self::NoTrace { .. } => None,
             Self::Format { offset, .. } => Some(*offset),
         }
     }
@@ -34,6 +39,9 @@ impl fmt::Display for Error {
         match self {
             Self::Io(e) => write!(f, "{e}"),
             Self::Format { message, .. } => f.write_str(message),
+            Self::NoTrace { records, samples } => {
+                write!(f, "no Intel PT data in it: {records} records, {samples} of them samples of other events")
+            }
         }
     }
 }

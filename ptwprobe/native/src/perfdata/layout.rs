@@ -33,6 +33,8 @@ pub mod record {
     pub const AUXTRACE_ERROR: u32 = 72;
     pub const TIME_CONV: u32 = 79;
     pub const COMPRESSED: u32 = 81;
+    /// Beyond all that perf writes, with room for what it may yet.
+    pub const MAX_TYPE: u32 = 255;
 }
 
 pub mod misc {

@@ -8,8 +8,8 @@ use std::path::Path;
 
 use super::bytes::Cursor;
 use super::error::Error;
-use super::layout::{attr_flag, record, sample, HEADER_DATA_SIZE, HEADER_LEN, MAGIC, RECORD_HEADER_LEN};
-use super::records::{self, Body, Record};
+use super::layout::{attr_flag, record, sample, AUXTRACE_LEN, HEADER_DATA_SIZE, HEADER_LEN, MAGIC, RECORD_HEADER_LEN};
+use super::records::{self, AuxChunk, Body, Record};
 
 /// Bytes read at once. A record has at most 65,535.
 const WINDOW_LEN: usize = 1 << 17;
@@ -19,26 +19,52 @@ const MAX_ATTR_LEN: u64 = 4096;
 /// One per event and CPU.
 const MAX_IDS: usize = 1 << 17;
 
+/// Headers of the records that are looked for after damage: they are alike in all files.
+const ROUND_HEAD: [u8; RECORD_HEADER_LEN] = [record::FINISHED_ROUND as u8, 0, 0, 0, 0, 0, RECORD_HEADER_LEN as u8, 0];
+const CHUNK_HEAD: [u8; RECORD_HEADER_LEN] = [record::AUXTRACE as u8, 0, 0, 0, 0, 0, AUXTRACE_LEN as u8, 0];
+
 /// What comes next in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     Record(Record),
     /// The data end here, for now.
     End,
-    /// What comes at the offset is not whole.
-    Cut(u64),
-    /// The record at the offset says that it has less bytes than its header: nothing after it can be found.
-    Broken(u64),
+    /// The file ends before or inside the record at `offset`. It comes again until the file has grown, as does `CutChunk`.
+    Cut {
+        offset: u64,
+        missing: u64,
+    },
+    /// The file ends inside this chunk of trace, which tells `told` bytes; its `len` are those that are there.
+    CutChunk {
+        chunk: AuxChunk,
+        told: u64,
+        missing: u64,
+    },
+    /// A chunk of trace that tells a size that cannot be; its `len` bytes are those up to the next sure record.
+    BadChunk {
+        chunk: AuxChunk,
+        told: u64,
+    },
+    /// `len` bytes at `offset` are no records, up to the next sure one.
+    NoRecord {
+        offset: u64,
+        len: u64,
+    },
 }
 
 /// See the module.
 pub struct Reader {
     file: File,
     data_offset: u64,
-    /// Offset in the file up to which records are whole.
+    /// Offset in the file up to which there are records.
     end: u64,
-    /// The header tells more than the file has.
-    short: bool,
+    /// The header tells a size, and this many bytes more than the file has.
+    sized: bool,
+    missing: u64,
+    /// Records so far, and what they are.
+    records: u64,
+    samples: u64,
+    has_trace: bool,
     sample_types: SampleTypes,
     window: Vec<u8>,
     /// Offset in the file of the window's first byte, and of the next record.
@@ -79,7 +105,11 @@ impl Reader {
             file,
             data_offset,
             end: data_offset,
-            short: false,
+            sized: false,
+            missing: 0,
+            records: 0,
+            samples: 0,
+            has_trace: false,
             sample_types,
             window: Vec::new(),
             window_offset: data_offset,
@@ -91,14 +121,14 @@ impl Reader {
 
     /// Looks how far the file is whole by now.
     pub fn refresh(&mut self) -> Result<(), Error> {
-        let len = self.file.metadata()?.len();
+        // In this order: a recorder writes first and tells then.
         let told = read_at_most(&self.file, HEADER_DATA_SIZE, 8)?;
-        let told_end = match Cursor::new(&told).u64() {
-            // perf tells the size only when it ends: whole records up to the end of the file.
-            Some(0) | None => len,
-            Some(size) => self.data_offset.saturating_add(size),
-        };
-        self.short = told_end > len;
+        let len = self.file.metadata()?.len();
+        // perf tells the size only when it ends: whole records up to the end of the file.
+        let size = Cursor::new(&told).u64().filter(|&size| size != 0);
+        let told_end = size.map_or(len, |size| self.data_offset.saturating_add(size));
+        self.sized = size.is_some();
+        self.missing = told_end.saturating_sub(len);
         self.end = told_end.min(len);
         Ok(())
     }
@@ -109,32 +139,108 @@ impl Reader {
         self.offset
     }
 
+    /// Said at the end of a file in which no record, not even an AUXTRACE_INFO, speaks of a trace.
+    #[must_use]
+    pub fn no_trace(&self) -> Option<Error> {
+        let Self { records, samples, .. } = *self;
+        (!self.has_trace).then_some(Error::NoTrace { records, samples })
+    }
+
     /// The next record; the trace behind an AUXTRACE is skipped.
     pub fn next_record(&mut self) -> Result<Next, Error> {
         let offset = self.offset;
         if offset >= self.end {
-            return Ok(if self.short { Next::Cut(offset) } else { Next::End });
+            return Ok(match self.missing {
+                0 => Next::End,
+                missing => Next::Cut { offset, missing },
+            });
         }
         let available = self.end - offset;
-        let Some((kind, flags, size)) = self.record_header(offset)? else { return Ok(Next::Cut(offset)) };
-        if usize::from(size) < RECORD_HEADER_LEN {
-            return Ok(Next::Broken(offset));
+        let Some((kind, flags, size)) = self.record_header(offset)? else {
+            return self.not_whole(offset, RECORD_HEADER_LEN as u64);
+        };
+        if usize::from(size) < RECORD_HEADER_LEN || kind > record::MAX_TYPE {
+            return self.no_record(offset);
         }
         if u64::from(size) > available || !self.fill(offset, usize::from(size))? {
-            return Ok(Next::Cut(offset));
+            return self.not_whole(offset, size.into());
         }
         let start = (offset - self.window_offset) as usize;
         let bytes = self.window.get(start..start + usize::from(size)).unwrap_or_default();
         let record = records::parse(kind, flags, bytes, offset, self.sample_type(kind, bytes));
-        let trace_len = match record.body {
-            Body::Aux(chunk) => chunk.len,
-            _ => 0,
-        };
-        match u64::from(size).checked_add(trace_len).filter(|&whole| whole <= available) {
-            Some(whole) => self.offset = offset + whole,
-            None => return Ok(Next::Cut(offset)),
+        let mut next = offset + u64::from(size);
+        if let Body::Aux(chunk) = record.body {
+            match next.checked_add(chunk.len).filter(|&next| next <= self.end) {
+                Some(behind) => next = behind,
+                None => return self.short_chunk(chunk),
+            }
         }
+        self.offset = next;
+        self.records += 1;
+        self.samples += u64::from(record.body == Body::Sample);
+        self.has_trace |= matches!(kind, record::AUXTRACE_INFO | record::AUXTRACE);
         Ok(Next::Record(record))
+    }
+
+    /// The record at `offset` would need `len` bytes: the file is cut, or its size is wrong.
+    fn not_whole(&mut self, offset: u64, len: u64) -> Result<Next, Error> {
+        if self.sized && self.missing == 0 {
+            return self.no_record(offset);
+        }
+        let missing = if self.sized { self.missing } else { len.saturating_sub(self.end - offset) };
+        Ok(Next::Cut { offset, missing })
+    }
+
+    fn no_record(&mut self, offset: u64) -> Result<Next, Error> {
+        self.offset = self.find_record(offset + 1)?;
+        Ok(Next::NoRecord { offset, len: self.offset - offset })
+    }
+
+    /// A chunk that reaches beyond the end: the file is cut, or even the whole one could not hold it.
+    fn short_chunk(&mut self, mut chunk: AuxChunk) -> Result<Next, Error> {
+        self.has_trace = true;
+        let told = chunk.len;
+        let here = self.end - chunk.file_offset;
+        let whole_end = self.end.saturating_add(self.missing);
+        let fits = chunk.file_offset.checked_add(told).is_some_and(|end| !self.sized || end <= whole_end);
+        if fits {
+            chunk.len = here;
+            let missing = if self.sized { self.missing } else { told.saturating_sub(here) };
+            return Ok(Next::CutChunk { chunk, told, missing });
+        }
+        self.offset = self.find_record(chunk.file_offset)?;
+        chunk.len = self.offset - chunk.file_offset;
+        Ok(Next::BadChunk { chunk, told })
+    }
+
+    /// The first record from `from` on that is sure enough after damage: the end of a round, or a chunk of trace that
+    /// is all there; else the end.
+    fn find_record(&mut self, from: u64) -> Result<u64, Error> {
+        let mut at = from;
+        while self.end.saturating_sub(at) >= RECORD_HEADER_LEN as u64 && self.fill(at, RECORD_HEADER_LEN)? {
+            let start = (at - self.window_offset) as usize;
+            let bytes = self.window.get(start..).unwrap_or_default();
+            let sure = |head: &[u8]| *head == ROUND_HEAD || *head == CHUNK_HEAD;
+            let Some(skip) = bytes.windows(RECORD_HEADER_LEN).position(sure) else {
+                // The end of the window may be the start of one.
+                at += (bytes.len() - RECORD_HEADER_LEN + 1) as u64;
+                continue;
+            };
+            at += skip as u64;
+            let mut len = Cursor::new(bytes.get(skip + RECORD_HEADER_LEN..).unwrap_or_default());
+            if bytes.get(skip..).is_some_and(|found| found.starts_with(&ROUND_HEAD)) {
+                return Ok(at);
+            }
+            let whole = |len: u64| len.checked_add(at + AUXTRACE_LEN as u64).is_some_and(|end| end <= self.end);
+            match len.u64() {
+                Some(len) if whole(len) => return Ok(at),
+                Some(_) => at += 1,
+                // The window ends inside its length.
+                None if self.end - at >= AUXTRACE_LEN as u64 && self.fill(at, AUXTRACE_LEN)? => {}
+                None => break,
+            }
+        }
+        Ok(self.end)
     }
 
     /// Reads the trace bytes at `file_offset`: as many as there are, at most `buffer.len()`.

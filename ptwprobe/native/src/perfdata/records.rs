@@ -90,9 +90,25 @@ pub enum Body {
     ForeignTrace,
     FinishedRound,
     Compressed,
+    Sample,
     Other,
     /// Too short for what its type has to hold.
     Malformed,
+}
+
+impl Body {
+    /// What is wrong, for records that say that something is.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::AuxTruncated => "the recorder was too slow: trace is missing here",
+            Self::AuxError => "the recorder notes an error of its trace",
+            Self::ForeignTrace => "a trace that is not Intel PT's",
+            Self::Compressed => "compressed records are not read",
+            Self::Malformed => "a record that is too short for its type",
+            _ => return None,
+        })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +174,7 @@ fn parse_body(kind: u32, flags: u16, fields: &mut Cursor<'_>, end: u64) -> Optio
         }
         record::TIME_CONV => time_conv(fields).map_or(Body::Other, Body::Time),
         record::AUXTRACE_ERROR => Body::AuxError,
+        record::SAMPLE => Body::Sample,
         record::FINISHED_ROUND => Body::FinishedRound,
         record::COMPRESSED => Body::Compressed,
         _ => Body::Other,

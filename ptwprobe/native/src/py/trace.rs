@@ -1,11 +1,11 @@
 //! Writing and reading of traces.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -113,10 +113,23 @@ impl TraceWriter {
     }
 }
 
+/// As Python itself raises it: with the number and its text apart.
+fn os_error(error: &io::Error) -> PyErr {
+    let text = error.to_string();
+    match error.raw_os_error() {
+        Some(errno) => {
+            let text = text.trim_end_matches(&format!(" (os error {errno})")).to_owned();
+            PyOSError::new_err((errno, text))
+        }
+        None => PyOSError::new_err(text),
+    }
+}
+
 impl From<perfdata::Error> for PyErr {
     fn from(error: perfdata::Error) -> Self {
         match error {
-            perfdata::Error::Io(error) => error.into(),
+            perfdata::Error::Io(error) => os_error(&error),
+            none @ perfdata::Error::NoTrace { .. } => native_error("no-trace", none.to_string(), None),
             other => native_error("trace", other.to_string(), other.offset()),
         }
     }
@@ -240,7 +253,7 @@ impl ScriptWriter {
         Ok(Self { reader, script: trace::Script::new(format, Filter::new(patterns, tids, start, end)), out })
     }
 
-    fn write(&mut self, py: Python<'_>) -> PyResult<bool> {
+    fn read(&mut self, py: Python<'_>) -> PyResult<bool> {
         py.detach(|| {
             let mut more = true;
             let mut seen = 0;
@@ -252,10 +265,15 @@ impl ScriptWriter {
                 }
                 seen += 1;
             }
+            Ok(more)
+        })
+    }
+
+    fn write(&mut self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| {
             let written = self.out.write_all(self.script.bytes());
             self.script.clear();
-            written?;
-            Ok(more)
+            written.map_err(|error| os_error(&error))
         })
     }
 

@@ -3,9 +3,11 @@
 use std::io::Write as _;
 use std::path::Path;
 
+use super::damage::Damage;
 use super::text::{push_hex, push_right};
 use super::window::Window;
-use crate::perfdata::{AuxChunk, Body, Error, Next, Reader};
+use crate::perfdata::layout::AUXTRACE_LEN;
+use crate::perfdata::{AuxChunk, Body, Error, Next, Reader, Record};
 use crate::pt::{find_psb, BadReason, Block, Decoder, Packet, PSB};
 
 /// Room for the bytes of a packet before its name; PSB is the longest.
@@ -17,6 +19,8 @@ pub struct Dump {
     window: Window,
     chunk: Option<AuxChunk>,
     block: Block,
+    /// Bytes that are missing where the file, in this chunk, ends.
+    cut: Option<u64>,
     lost: bool,
     ended: bool,
     errors: u64,
@@ -30,13 +34,14 @@ impl Dump {
             window: Window::default(),
             chunk: None,
             block: Block::None,
+            cut: None,
             lost: false,
             ended: false,
             errors: 0,
         })
     }
 
-    /// Bytes that are no packet, and a cut file.
+    /// Lines that begin with "error", or have it in the place of a packet.
     #[must_use]
     pub fn errors(&self) -> u64 {
         self.errors
@@ -58,23 +63,54 @@ impl Dump {
     fn next_chunk(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
         match self.reader.next_record()? {
             Next::Record(record) => {
-                if let Body::Aux(chunk) = record.body {
-                    self.window.clear();
-                    self.window.start(&chunk);
-                    self.block = Block::None;
-                    self.lost = false;
-                    chunk_line(out, record.file_offset, &chunk);
-                    self.chunk = Some(chunk);
+                if let Some(text) = record.body.problem() {
+                    self.error(out, record.file_offset, format_args!("{text}"));
+                }
+                match record.body {
+                    Body::Aux(chunk) => self.start(out, chunk, chunk.len),
+                    Body::Lost { count } => count_line(out, "LOST", &record, count),
+                    Body::LostSamples { count } => count_line(out, "TORN", &record, count),
+                    _ => {}
                 }
             }
-            Next::End => self.ended = true,
-            Next::Cut(offset) | Next::Broken(offset) => {
+            Next::End => {
                 self.ended = true;
-                self.errors += 1;
-                let _ = writeln!(out, "error: the file is cut or damaged: read up to byte {offset}");
+                return self.reader.no_trace().filter(|_| self.errors == 0).map_or(Ok(()), Err);
+            }
+            Next::Cut { offset, missing } => {
+                self.ended = true;
+                self.error(out, offset, format_args!("{}", Damage::Cut { missing }));
+            }
+            Next::CutChunk { chunk, told, missing } => {
+                self.start(out, chunk, told);
+                self.cut = Some(missing);
+            }
+            Next::BadChunk { chunk, told } => {
+                self.start(out, chunk, told);
+                let damage = Damage::BadChunk { told, len: chunk.len };
+                self.error(out, chunk.file_offset, format_args!("{damage}"));
+            }
+            Next::NoRecord { offset, len } => {
+                self.error(out, offset, format_args!("{}", Damage::NoRecord { len }));
             }
         }
         Ok(())
+    }
+
+    /// `told`: bytes that the record says the chunk has.
+    fn start(&mut self, out: &mut Vec<u8>, chunk: AuxChunk, told: u64) {
+        self.window.clear();
+        self.window.start(&chunk);
+        self.block = Block::None;
+        self.lost = false;
+        chunk_line(out, &chunk, told);
+        self.chunk = Some(chunk);
+    }
+
+    fn error(&mut self, out: &mut Vec<u8>, file_offset: u64, text: std::fmt::Arguments<'_>) {
+        self.errors += 1;
+        // Writing to a Vec does not fail.
+        let _ = writeln!(out, "error: {text} (byte {file_offset} of the file)");
     }
 
     /// The packets of the window; then the window is refilled.
@@ -101,7 +137,8 @@ impl Dump {
                 None => break,
                 Some(Err(bad)) if bad.reason == BadReason::Cut => break,
                 Some(Err(bad)) => {
-                    bad_line(out, rest, done, bad.offset, "no packet: goes on at the next PSB");
+                    let text = "no packet: goes on at the next PSB";
+                    bad_line(out, rest, done, chunk.file_offset, bad.offset, text);
                     self.errors += 1;
                     self.lost = true;
                     starved = false;
@@ -112,9 +149,13 @@ impl Dump {
         self.block = decoder.block();
         self.window.advance(done);
         if starved && !self.window.read(&self.reader) {
-            let (rest, base) = self.window.rest();
-            if !rest.is_empty() && !self.lost {
-                bad_line(out, rest, 0, base.saturating_sub(chunk.file_offset), "cut: the chunk ends inside a packet");
+            let (rest, offset) = self.window.rest();
+            if let Some(missing) = self.cut {
+                self.ended = true;
+                self.error(out, chunk.file_offset + chunk.len, format_args!("{}", Damage::Cut { missing }));
+            } else if !rest.is_empty() && !self.lost {
+                let offset = offset.saturating_sub(chunk.file_offset);
+                bad_line(out, rest, 0, chunk.file_offset, offset, "cut: the chunk ends inside a packet");
                 self.errors += 1;
             }
             self.chunk = None;
@@ -122,14 +163,15 @@ impl Dump {
     }
 }
 
-fn chunk_line(out: &mut Vec<u8>, record_offset: u64, chunk: &AuxChunk) {
+fn chunk_line(out: &mut Vec<u8>, chunk: &AuxChunk, told: u64) {
     let id = |id: Option<u32>| id.map_or_else(|| "-".to_owned(), |n| n.to_string());
-    let AuxChunk { file_offset, len, stream_offset, tsc_reference, idx, .. } = chunk;
+    let AuxChunk { file_offset, stream_offset, tsc_reference, idx, .. } = chunk;
     let (tid, cpu) = (id(chunk.tid), id(chunk.cpu));
+    let record_offset = file_offset.saturating_sub(AUXTRACE_LEN as u64);
     // Writing to a Vec does not fail.
     let _ = writeln!(
         out,
-        "AUXTRACE at 0x{record_offset:x}: idx {idx} tid {tid} cpu {cpu} size 0x{len:x} offset 0x{stream_offset:x} \
+        "AUXTRACE at 0x{record_offset:x}: idx {idx} tid {tid} cpu {cpu} size 0x{told:x} offset 0x{stream_offset:x} \
          reference 0x{tsc_reference:x} data at 0x{file_offset:x}"
     );
 }
@@ -141,11 +183,16 @@ fn packet_line(out: &mut Vec<u8>, bytes: &[u8], at: usize, packet: &Packet) {
     let _ = writeln!(out, "{}", packet.kind);
 }
 
-fn bad_line(out: &mut Vec<u8>, bytes: &[u8], at: usize, offset: u64, message: &str) {
+fn count_line(out: &mut Vec<u8>, what: &str, record: &Record, count: u64) {
+    let _ = writeln!(out, "{what} at 0x{:x}: {count} hits", record.file_offset);
+}
+
+/// `offset` in the chunk, which begins at `file_offset`.
+fn bad_line(out: &mut Vec<u8>, bytes: &[u8], at: usize, file_offset: u64, offset: u64, message: &str) {
     push_offset(out, offset);
     let end = bytes.len().min(at + PSB.len());
     push_bytes(out, bytes.get(at..end).unwrap_or_default());
-    let _ = writeln!(out, "error: {message}");
+    let _ = writeln!(out, "error: {message} (byte {} of the file)", file_offset.saturating_add(offset));
 }
 
 fn push_offset(out: &mut Vec<u8>, offset: u64) {

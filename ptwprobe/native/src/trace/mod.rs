@@ -3,6 +3,7 @@
 //! Packet level only: no code is walked, so times are those of the last TSC packet.
 
 mod assemble;
+mod damage;
 mod dump;
 mod entry;
 mod filter;

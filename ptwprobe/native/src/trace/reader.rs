@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::assemble::{Assembler, Item, ItemKind};
+use super::damage::Damage;
 use super::entry::{Entry, Totals, What};
 use super::table::Table;
 use super::threads::Threads;
@@ -40,8 +41,8 @@ pub struct TraceReader {
     by_key: HashMap<(u32, Option<u32>, Option<u32>), usize>,
     round: Round,
     state: State,
-    /// Where and why the records end before the file does; told last.
-    ending: Option<(u64, &'static str)>,
+    /// Where the file is cut, and how many bytes are missing; told last.
+    ending: Option<(u64, u64)>,
     current: Option<Current>,
     message: String,
     totals: Totals,
@@ -74,6 +75,8 @@ struct Stream {
     assembler: Assembler,
     items: VecDeque<Item>,
     active: bool,
+    /// The file ends inside its last chunk.
+    cut: bool,
 }
 
 /// What the last entry borrows from.
@@ -138,12 +141,15 @@ impl TraceReader {
                     }
                 }
                 State::Done => match self.ending.take() {
-                    Some((offset, text)) => {
-                        self.set_message(format_args!("{text} {offset}"));
+                    Some((offset, missing)) => {
+                        self.set_message(format_args!("{}", Damage::Cut { missing }));
                         let kind = CurrentKind::Problem(Some(offset));
                         break Some(Current { ns: None, tid: None, cpu: None, kind });
                     }
-                    None => return Ok(None),
+                    None => {
+                        let nothing = self.totals.errors == 0;
+                        return self.file.no_trace().filter(|_| nothing).map_or(Ok(None), Err);
+                    }
                 },
             }
         };
@@ -154,47 +160,68 @@ impl TraceReader {
     fn load(&mut self) -> Result<Loaded, Error> {
         self.file.refresh()?;
         loop {
-            if self.round.sideband.len() >= MAX_ROUND || self.round.chunks >= MAX_ROUND {
+            if self.round.last || self.round.sideband.len() >= MAX_ROUND || self.round.chunks >= MAX_ROUND {
                 return Ok(Loaded::Round);
             }
             let record = match self.file.next_record()? {
                 Next::Record(record) => record,
-                Next::End | Next::Cut(_) if self.mode == Mode::Follow => return Ok(Loaded::Nothing),
-                end => {
+                Next::NoRecord { offset, len } => {
+                    return Ok(self.problem(offset, format_args!("{}", Damage::NoRecord { len })));
+                }
+                Next::BadChunk { chunk, told } => {
+                    self.push_chunk(chunk);
+                    let damage = Damage::BadChunk { told, len: chunk.len };
+                    return Ok(self.problem(chunk.file_offset, format_args!("{damage}")));
+                }
+                Next::End | Next::Cut { .. } | Next::CutChunk { .. } if self.mode == Mode::Follow => {
+                    return Ok(Loaded::Nothing);
+                }
+                Next::End => {
                     self.round.last = true;
-                    self.ending = match end {
-                        Next::Cut(offset) => Some((offset, "the file is cut: read up to byte")),
-                        Next::Broken(offset) => Some((offset, "a record with an impossible size: read up to byte")),
-                        Next::Record(_) | Next::End => None,
-                    };
-                    return Ok(Loaded::Round);
+                    continue;
+                }
+                Next::Cut { offset, missing } => {
+                    self.round.last = true;
+                    self.ending = Some((offset, missing));
+                    continue;
+                }
+                Next::CutChunk { chunk, missing, .. } => {
+                    self.round.last = true;
+                    self.ending = Some((chunk.file_offset + chunk.len, missing));
+                    if let Some(stream) = self.push_chunk(chunk) {
+                        stream.cut = true;
+                    }
+                    match self.told_no_conv(chunk.file_offset) {
+                        Some(problem) => return Ok(problem),
+                        None => continue,
+                    }
                 }
             };
+            if let (Some(text), None) = (record.body.problem(), record.id.ns) {
+                return Ok(self.problem(record.file_offset, format_args!("{text}")));
+            }
             match record.body {
                 Body::FinishedRound => return Ok(Loaded::Round),
                 Body::Aux(chunk) => {
                     self.push_chunk(chunk);
-                    if self.conv.is_none() && !std::mem::replace(&mut self.told_no_conv, true) {
-                        let text = format_args!("no factors for the time stamp counter: times are its values, not ns");
-                        return Ok(self.problem(record.file_offset, text));
+                    if let Some(problem) = self.told_no_conv(record.file_offset) {
+                        return Ok(problem);
                     }
                 }
                 Body::Time(conv) => self.conv = Some(conv),
-                Body::ForeignTrace => {
-                    return Ok(self.problem(record.file_offset, format_args!("a trace that is not Intel PT's")));
-                }
-                Body::Compressed => {
-                    return Ok(self.problem(record.file_offset, format_args!("compressed records are not read")));
-                }
-                Body::Malformed => {
-                    return Ok(
-                        self.problem(record.file_offset, format_args!("a record that is too short for its type"))
-                    );
-                }
-                Body::Other => {}
+                Body::Sample | Body::Other => {}
                 _ => self.round.sideband.push_back((record.id.ns.unwrap_or(0), record)),
             }
         }
+    }
+
+    /// Told once, with the first chunk of trace.
+    fn told_no_conv(&mut self, offset: u64) -> Option<Loaded> {
+        if self.conv.is_some() || std::mem::replace(&mut self.told_no_conv, true) {
+            return None;
+        }
+        let text = format_args!("no factors for the time stamp counter: times are its values, not ns");
+        Some(self.problem(offset, text))
     }
 
     fn problem(&mut self, offset: u64, text: std::fmt::Arguments<'_>) -> Loaded {
@@ -208,19 +235,20 @@ impl TraceReader {
         let _ = self.message.write_fmt(text);
     }
 
-    fn push_chunk(&mut self, chunk: AuxChunk) {
+    fn push_chunk(&mut self, chunk: AuxChunk) -> Option<&mut Stream> {
         let streams = &mut self.streams;
         let index = *self.by_key.entry((chunk.idx, chunk.tid, chunk.cpu)).or_insert_with(|| {
             streams.push(Stream::new(chunk.tid, chunk.cpu));
             streams.len() - 1
         });
-        let Some(stream) = self.streams.get_mut(index) else { return };
+        let stream = self.streams.get_mut(index)?;
         stream.words.push(chunk);
         self.round.chunks += 1;
         if !stream.active {
             stream.active = true;
             self.round.active.push(index);
         }
+        Some(stream)
     }
 
     fn begin_merge(&mut self) {
@@ -274,18 +302,16 @@ impl TraceReader {
         match record.body {
             Body::Lost { count } => current(CurrentKind::Lost(count)),
             Body::LostSamples { count } => current(CurrentKind::Torn(count)),
-            Body::AuxTruncated => {
-                self.set_message(format_args!("the recorder was too slow: trace is missing here"));
-                current(CurrentKind::Problem(Some(record.file_offset)))
-            }
-            Body::AuxError => {
-                self.set_message(format_args!("the recorder notes an error of its trace"));
-                current(CurrentKind::Problem(Some(record.file_offset)))
-            }
-            _ => {
-                self.threads.apply(record);
-                None
-            }
+            body => match body.problem() {
+                Some(text) => {
+                    self.set_message(format_args!("{text}"));
+                    current(CurrentKind::Problem(Some(record.file_offset)))
+                }
+                None => {
+                    self.threads.apply(record);
+                    None
+                }
+            },
         }
     }
 
@@ -309,6 +335,9 @@ impl TraceReader {
         };
         if stream.items.is_empty() {
             match stream.words.finish() {
+                // What the cut left of a packet and of a hit is told with the cut.
+                Some(word) if stream.cut && word.is_rest() => return None,
+                None if stream.cut => {}
                 Some(word) => stream.assembler.feed(word, &mut self.table, &mut stream.items),
                 None => stream.assembler.close(&mut stream.items),
             }
@@ -382,6 +411,7 @@ impl Stream {
             assembler: Assembler::default(),
             items: VecDeque::new(),
             active: false,
+            cut: false,
         }
     }
 }

@@ -23,6 +23,21 @@ pub enum Word {
     },
 }
 
+impl Word {
+    /// Whether it is less than a word and its address, or less than a packet: what stands before a cut.
+    #[must_use]
+    pub fn is_rest(&self) -> bool {
+        match self {
+            Self::Value { .. } => true,
+            Self::Gap { reason, .. } => match reason {
+                GapReason::CutPacket => true,
+                GapReason::Skipped { bytes } => *bytes < PSB.len() as u64,
+                _ => false,
+            },
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GapReason {
     /// The CPU says that it dropped packets.
