@@ -321,7 +321,7 @@ class Tracer:
     then it closes the gates, takes every patch out and lets the targets go.
 
     All calls release the GIL. NativeError kinds: gone, not-permitted, busy (nothing was changed), seccomp (nothing was
-    touched), foreign-probe (with the address), unsupported, exec-failed, invalid, failed, ended.
+    touched), foreign-probe (with the address), unmapped (same), unsupported, exec-failed, invalid, failed, ended.
     Commands on a process that is not attached attach it for their own duration.
     """
 
@@ -349,6 +349,9 @@ class Tracer:
         bytes are in the target's memory meanwhile. Results are as the kernel gives them: -errno for a failure.
         """
 
+    def may_read_tsc(self, pid: int) -> bool:
+        """Whether the thread that executes remote calls may; False where it set PR_TSC_SIGSEGV (prctl(2))."""
+
     def apply(
         self,
         pid: int,
@@ -366,6 +369,16 @@ class Tracer:
 
     def threads_in_ranges(self, pid: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
         """The tids whose rip, or any word on whose stacks, is in one of the [start, end)."""
+
+    def set_mapped(self, pid: int, stubs: Sequence[tuple[int, int]], data: Sequence[tuple[int, int]]) -> None:
+        """Remember which (address, length) of ours ``pid`` has now, so that it goes even if we are killed."""
+
+    def unmap(self, pid: int) -> list[int]:
+        """Unmap what ``set_mapped`` told, in one stop. Threads that a job-control stop holds in a stub are stepped out.
+
+        Returns the tids of those that are in a stub all the same, or have a frame that leads into one; then nothing
+        was unmapped. The patches are to be out before.
+        """
 
     def watch(self, pid: int, loads: Sequence[tuple[int, int, int]]) -> None:
         """Attach, and hide faults of the instructions at [start, end): the thread goes on at the fix-up address."""

@@ -45,6 +45,8 @@ class RefusalReason(enum.Enum):
     """The file on disk is not the one that is mapped (build id or inode differ)."""
     SECCOMP = "seccomp"
     """The target filters system calls and the filter cannot be suspended from here."""
+    TSC_DISABLED = "tsc-disabled"
+    """The target may not read the time stamp counter (prctl PR_SET_TSC), which every stub does."""
     BUSY = "busy"
     """A task that shares the memory did not stop in time, or a thread stayed inside the window."""
 

@@ -7,16 +7,17 @@ Responsible for the order map → write stubs → patch → open the gate, and b
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ptwprobe import _native
 from ptwprobe.errors import RefusalReason, RefusedError, TargetError, TargetGoneError
 from ptwprobe.model import Patch, RingLayout, ThreadIdSource
-from ptwprobe.patch import threadid
+from ptwprobe.patch import threadid, timestamp
 from ptwprobe.patch.remote import (
     MADV_DONTDUMP,
     MADV_WIPEONFORK,
@@ -41,7 +42,9 @@ from ptwprobe.patch.remote import (
     Argument,
     Call,
     RemoteCallError,
+    UnmappedError,
     call_remotely,
+    error_of,
     native_errors,
     result,
     scratch,
@@ -83,7 +86,7 @@ class Target:
         self.tracer = tracer
         self.pid = pid
         self.notes: list[str] = []
-        """What a user should know: mappings and patches that had to stay."""
+        """What a user should know after ``leave``: mappings and patches that had to stay, probes that ended before."""
         self._mappings: list[tuple[int, int]] = []
         self._spaces: list[_StubSpace] = []
         self._ring: _native.RingMemory | None = None
@@ -136,7 +139,12 @@ class Target:
             raise self._os_error("opening the new memfd", error) from error
 
     def map_ring(self, rings: int, ring_bits: int) -> _native.RingMemory:
-        """Give the target ``rings`` rings of ``1 << ring_bits`` bytes, and the gate page; all in one stop."""
+        """Give the target ``rings`` rings of ``1 << ring_bits`` bytes, and the gate page; all in one stop.
+
+        Raises RefusedError (seccomp, tsc-disabled), before anything is mapped, for a target that may not read the time
+        stamp counter.
+        """
+        timestamp.require(self.tracer, self.pid)
         control_len, _ = _native.RingMemory.layout(rings, ring_bits)
         size = 1 << ring_bits
         span = control_len + rings * 2 * size
@@ -164,6 +172,7 @@ class Target:
             os.close(fd)
         self._ring, self._ring_shape = ring, (rings, ring_bits, control_len)
         self._control_addr, self._data_addr, self._gate_addr = base, base + control_len, gate
+        self._tell_mapped()
         return ring
 
     def ring_layout(self) -> RingLayout:
@@ -222,6 +231,7 @@ class Target:
             raise
         for (addr, length), offset in zip(ranges, offsets, strict=True):
             self._spaces.append(_StubSpace(addr, length, fd, offset))
+        self._tell_mapped()
 
     def write_stub(self, addr: int, code: bytes) -> None:
         """Write ``code`` into mapped stub space and compare it with what the target has there."""
@@ -255,13 +265,16 @@ class Target:
     # ------------------------------------------------------------ patching
 
     def apply(self, patches: Sequence[Patch]) -> int:
-        """Put all patches in, or none; returns the ns that the target stood still."""
+        """Put all patches in, or none; returns the ns that the target stood still.
+
+        Raises UnmappedError where an object was unloaded, as ``undo`` does.
+        """
         if not patches:
             return 0
         sites = [
             (p.site.runtime_addr, p.old, p.new, len(p.window.displaced), list(p.stub.displaced_map)) for p in patches
         ]
-        with native_errors(self.pid):
+        with _changing(self.pid, patches):
             stood = self.tracer.apply(self.pid, sites)
         self._patches += patches
         return stood
@@ -272,7 +285,7 @@ class Target:
             return 0
         none: list[tuple[int, int]] = []
         sites = [(p.site.runtime_addr, p.new, p.old, len(p.window.displaced), none) for p in patches]
-        with native_errors(self.pid):
+        with _changing(self.pid, patches):
             stood = self.tracer.apply(self.pid, sites)
         undone = {id(p) for p in patches}
         self._patches = [p for p in self._patches if id(p) not in undone]
@@ -290,6 +303,7 @@ class Target:
 
     def leave(self) -> bool:
         """Take everything out and end tracing. False where mappings (or patches) had to stay; ``notes`` says why."""
+        self.notes.clear()
         try:
             self.close_gate()
             self._close_load_gate()
@@ -304,11 +318,12 @@ class Target:
     def _undo_all(self) -> bool:
         deadline = time.monotonic() + LEAVE_SECONDS
         while True:
+            self._drop_unloaded()
             try:
                 self.undo(self._patches)
                 return True
-            except RefusedError as error:
-                if error.reason is RefusalReason.FOREIGN_PROBE:
+            except (RefusedError, UnmappedError) as error:
+                if isinstance(error, RefusedError) and error.reason is RefusalReason.FOREIGN_PROBE:
                     break
                 if time.monotonic() > deadline:
                     raise
@@ -316,27 +331,55 @@ class Target:
         for patch in list(self._patches):
             try:
                 self.undo([patch])
-            except RefusedError as error:
-                self.notes.append(f"the probe at {patch.site.runtime_addr:#x} stays: {error.message}")
+            except (RefusedError, UnmappedError) as error:
+                self.notes.append(f"{_place(patch)} stays: {error.message}")
         return not self._patches
+
+    def _drop_unloaded(self) -> None:
+        """A patch whose object was unloaded is undone already, also when it was loaded again to the same place."""
+        for patch in list(self._patches):
+            addr = patch.site.runtime_addr
+            try:
+                with Path(f"/proc/{self.pid}/mem").open("rb", buffering=0) as memory:
+                    found = os.pread(memory.fileno(), len(patch.old), addr)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise self._os_error(f"reading {addr:#x}", error) from error
+                found = patch.old
+            if found == patch.old:
+                self._patches.remove(patch)
+                self.notes.append(f"process {self.pid}: {_place(patch)} ended when its object was unloaded")
 
     def _unmap_all(self) -> bool:
         deadline = time.monotonic() + LEAVE_SECONDS
-        while not self.stubs_are_empty():
+        while inside := self._unmap():
             if time.monotonic() > deadline:
-                where = ", ".join(f"{s.addr:#x}" for s in self._spaces)
-                self.notes.append(f"process {self.pid}: a thread is still in a stub; the pages at {where} stay mapped")
+                where = ", ".join(f"{addr:#x}" for addr, _ in self._mappings)
+                who = ", ".join(str(tid) for tid in inside)
+                self.notes.append(
+                    f"process {self.pid}: stubs and ring stay mapped (at {where}), since a thread is still inside a"
+                    f" stub or returns into one: {who}"
+                )
                 return False
             time.sleep(0.01)
-        calls: list[tuple[str, Call]] = [("munmap", (SYS_MUNMAP, [addr, size])) for addr, size in self._mappings]
-        if calls:
-            call_remotely(self.tracer, self.pid, calls)
         return True
+
+    def _unmap(self) -> list[int]:
+        with native_errors(self.pid):
+            return self.tracer.unmap(self.pid)
+
+    def _tell_mapped(self) -> None:
+        """Let the tracer know what there is, so that it goes even if we are killed."""
+        stubs = [(s.addr, s.length) for s in self._spaces]
+        with native_errors(self.pid):
+            self.tracer.set_mapped(self.pid, stubs, [m for m in self._mappings if m not in stubs])
 
     def forget(self) -> None:
         """The process, or its address space, is gone, or we are done with it: let go of what we hold on our side."""
         with contextlib.suppress(TargetError):
             self._close_load_gate()
+        with contextlib.suppress(TargetError), native_errors(self.pid):
+            self.tracer.set_mapped(self.pid, [], [])
         for fd in {s.fd for s in self._spaces}:
             os.close(fd)
         self._spaces.clear()
@@ -381,6 +424,26 @@ class Target:
         if isinstance(error, (FileNotFoundError, ProcessLookupError)) or not Path(f"/proc/{self.pid}").exists():
             return TargetGoneError(f"process {self.pid} is gone")
         return TargetError(f"process {self.pid}: {what}: {error.strerror}")
+
+
+def _place(patch: Patch) -> str:
+    return f"the probe in {patch.site.object.path} at {patch.site.runtime_addr:#x}"
+
+
+@contextlib.contextmanager
+def _changing(pid: int, patches: Sequence[Patch]) -> Iterator[None]:
+    """As ``native_errors``; names the object that is not mapped any more."""
+    try:
+        yield
+    except _native.NativeError as error:
+        kind, _, addr = error.args
+        gone = next((p for p in patches if kind == "unmapped" and p.site.runtime_addr == addr), None)
+        if gone is None:
+            raise error_of(error, pid) from error
+        raise UnmappedError(
+            f"process {pid} unloaded {gone.site.object.path} with the site at {addr:#x}",
+            "probe it while it stays loaded",
+        ) from error
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:

@@ -79,6 +79,10 @@ def native_errors(pid: int) -> Iterator[None]:
         raise error_of(error, pid) from error
 
 
+class UnmappedError(TargetError):
+    """The target has nothing mapped where something is to be changed. Nothing was."""
+
+
 class RemoteCallError(TargetError):
     """A system call in the target failed. ``results``: those of the calls before it."""
 

@@ -217,6 +217,11 @@ class Instrumented:
         """The process or its address space is gone: there is nothing to undo."""
         self.target.forget()
 
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know after ``remove``."""
+        return self.target.notes
+
     def remove(self) -> bool:
         """Take every patch out and let the target go; returns whether ring and stubs could be unmapped, too."""
         # Attached once for all the steps of leaving: each attaching for itself would hold the threads up longer.

@@ -158,8 +158,9 @@ class Targets:
         deadline = time.monotonic() + REMOVE_SECONDS
         while True:
             try:
-                if not live.instrumented.remove():
-                    self._note(f"process {live.pid}: a thread is still inside a stub; stubs and ring stay mapped there")
+                live.instrumented.remove()
+                for text in live.instrumented.notes:
+                    self._note(text)
                 return
             except TargetGoneError:
                 raise

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use super::native_error;
-use crate::tracee::{Arg, Call, Error, EventKind, Halt, Handle, Load, Site};
+use crate::tracee::{Arg, Call, Error, EventKind, Halt, Handle, Load, Mapped, Site};
 
 fn raise(error: Error) -> PyErr {
     native_error(error.kind, error.message, error.addr)
@@ -79,6 +79,10 @@ impl Tracer {
         self.run(py, move |owner| owner.remote(pid, &calls, &mut scratch))
     }
 
+    fn may_read_tsc(&self, py: Python<'_>, pid: i32) -> PyResult<bool> {
+        self.run(py, move |owner| owner.may_read_tsc(pid))
+    }
+
     #[pyo3(signature = (pid, sites, all_words = false))]
     fn apply(&self, py: Python<'_>, pid: i32, sites: Vec<PySite>, all_words: bool) -> PyResult<u64> {
         let site = |(addr, old, new, window_len, moves)| Site { addr, old, new, window_len, moves };
@@ -93,6 +97,17 @@ impl Tracer {
 
     fn threads_in_ranges(&self, py: Python<'_>, pid: i32, ranges: Vec<(u64, u64)>) -> PyResult<Vec<i32>> {
         self.run(py, move |owner| owner.threads_in_ranges(pid, ranges))
+    }
+
+    fn set_mapped(&self, py: Python<'_>, pid: i32, stubs: Vec<(u64, u64)>, data: Vec<(u64, u64)>) -> PyResult<()> {
+        self.run(py, move |owner| {
+            owner.set_mapped(pid, Mapped { stubs, data });
+            Ok(())
+        })
+    }
+
+    fn unmap(&self, py: Python<'_>, pid: i32) -> PyResult<Vec<i32>> {
+        self.run(py, move |owner| owner.unmap(pid))
     }
 
     fn watch(&self, py: Python<'_>, pid: i32, loads: Vec<(u64, u64, u64)>) -> PyResult<()> {

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::time::{Duration, Instant};
 
-use super::owner::{open_memory, Owner, Proc, State};
+use super::owner::{open_memory, Owner, Proc};
 use super::procfs::Status;
 use super::{sys, Error, Result};
 
@@ -17,6 +17,9 @@ impl Owner {
             return Ok(());
         }
         let status = Status::read(pid).ok_or_else(|| Error::gone(pid))?;
+        if let Some(other) = self.tids.get(&pid) {
+            return Err(Error::new("busy", format!("process {pid} shares the memory of process {other}, which is traced")));
+        }
         if status.tgid != pid {
             return Err(Error::new("gone", format!("{pid} is a thread of process {}", status.tgid)));
         }
@@ -82,18 +85,7 @@ impl Owner {
             return Err(Error::gone(pid));
         };
         for (tid, thread) in proc.threads {
-            self.tids.remove(&tid);
-            match thread.state {
-                State::Stopped { .. } => {
-                    // Only death can be in the way, and that is not ours to report here.
-                    let _ = sys::detach(tid, 0);
-                }
-                State::Running => {
-                    let _ = sys::interrupt(tid);
-                    self.leaving.insert(tid);
-                }
-                State::Dead => {}
-            }
+            self.let_go(tid, thread.state);
         }
         match stopped {
             // Too slow to wait for; `leaving` has the rest.
@@ -128,7 +120,7 @@ impl Owner {
                 super::stop::rewind(tid, &mut regs);
             }
         }
-        // As in `detach`.
+        // As in `let_go`.
         let _ = sys::detach(tid, deliver);
     }
 }

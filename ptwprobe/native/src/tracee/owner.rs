@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use super::faults::Watch;
 use super::gate::Gates;
+use super::leaving::Mapped;
 use super::plan::Site;
 use super::spawn::{Halt, Shared};
 use super::{sys, Error, Result};
@@ -35,12 +36,14 @@ pub struct Thread {
     pub was_group_stopped: bool,
     /// The signal mask when the watch began (or the thread was first seen stopped).
     pub mask: Option<u64>,
+    /// No thread of the process, but it shares the memory.
+    pub sibling: bool,
 }
 
 impl Thread {
     pub fn running() -> Self {
         let state = State::Running;
-        Thread { state, regs: sys::NO_REGS, interrupted: false, was_group_stopped: false, mask: None }
+        Thread { state, regs: sys::NO_REGS, interrupted: false, was_group_stopped: false, mask: None, sibling: false }
     }
 
     pub fn is_stopped(&self) -> bool {
@@ -143,6 +146,7 @@ pub struct Owner {
     pub(super) statuses: HashMap<i32, i32>,
     /// What undoes the changes that are in place, by pid.
     pub(super) installed: HashMap<i32, Vec<Site>>,
+    pub(super) mapped: HashMap<i32, Mapped>,
     pub(super) gates: Gates,
     pub(super) shared: Arc<Shared>,
     pub(super) original_mask: libc::sigset_t,
@@ -159,6 +163,7 @@ impl Owner {
             launched: HashSet::new(),
             statuses: HashMap::new(),
             installed: HashMap::new(),
+            mapped: HashMap::new(),
             gates: Gates::default(),
             shared,
             // SAFETY: plain integers, for which zero (no signal) is a value.
@@ -184,9 +189,9 @@ impl Owner {
     /// The end, by wish or because the recorder died: gates closed, patches out, everything let go.
     pub(super) fn finish(&mut self) {
         self.gates.close_all();
-        for (pid, sites) in std::mem::take(&mut self.installed) {
-            // A target that is gone, runs another program or is patched by somebody else is left as it is.
-            let _ = self.apply(pid, &sites, false);
+        let changed: HashSet<i32> = self.installed.keys().chain(self.mapped.keys()).copied().collect();
+        for pid in changed {
+            self.take_out(pid);
         }
         for pid in self.procs.keys().copied().collect::<Vec<_>>() {
             let _ = self.detach(pid);
@@ -218,7 +223,11 @@ impl Owner {
 
     pub(super) fn read_memory(&self, pid: i32, addr: u64, buf: &mut [u8]) -> Result<()> {
         let proc = self.procs.get(&pid).ok_or_else(|| Error::gone(pid))?;
-        sys::read_at(proc.memory(pid)?, addr, buf).map_err(|e| Error::os(pid, "reading the memory", e).at(addr))
+        let error = |errno| match errno {
+            libc::EIO => Error::new("unmapped", format!("process {pid} has nothing mapped at {addr:#x}")),
+            _ => Error::os(pid, "reading the memory", errno),
+        };
+        sys::read_at(proc.memory(pid)?, addr, buf).map_err(|e| error(e).at(addr))
     }
 
     pub(super) fn write_memory(&self, pid: i32, addr: u64, bytes: &[u8]) -> Result<()> {

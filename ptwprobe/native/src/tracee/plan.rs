@@ -160,7 +160,7 @@ impl Owner {
             }
             plan.moves.reserve(self.proc(pid)?.threads.len() + 64);
             let begun = Instant::now();
-            self.stop(pid)?;
+            self.stop_all(pid)?;
             if let Err(mismatch) = self.compare(pid, plan, |site| &site.old)? {
                 return Err(foreign(pid, plan, &mismatch));
             }

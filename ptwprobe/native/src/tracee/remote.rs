@@ -11,6 +11,8 @@ use super::{sys, Error, Result};
 
 const USER_CODE_SEGMENT: u64 = 0x33;
 const PAGE: u64 = 4096;
+/// linux/prctl.h
+const PR_TSC_SIGSEGV: i32 = 2;
 
 /// An argument of a remote call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,14 +42,15 @@ impl Call {
 }
 
 /// How a borrowed thread was lost: it ended with this wait status.
-struct Lost(i32);
+pub(super) struct Lost(pub(super) i32);
 
 /// A thread that executes calls for us.
-struct Borrowed {
-    tid: i32,
-    saved: sys::Regs,
-    mask: u64,
-    syscall_addr: u64,
+pub(super) struct Borrowed {
+    pub(super) tid: i32,
+    pub(super) saved: sys::Regs,
+    pub(super) mask: u64,
+    /// Of a `syscall` instruction.
+    pub(super) syscall_addr: u64,
 }
 
 impl Borrowed {
@@ -80,7 +83,7 @@ impl Borrowed {
     }
 
     /// Back to an event-stop with the thread's own registers and mask; true for a job-control stop.
-    fn give_back(&self) -> std::result::Result<bool, Lost> {
+    pub(super) fn give_back(&self) -> std::result::Result<bool, Lost> {
         let mut signal = 0;
         let group = loop {
             let _ = sys::interrupt(self.tid);
@@ -97,7 +100,7 @@ impl Borrowed {
     }
 
     /// (event, signal) of the next stop.
-    fn wait(&self) -> std::result::Result<(i32, i32), Lost> {
+    pub(super) fn wait(&self) -> std::result::Result<(i32, i32), Lost> {
         loop {
             match sys::wait_for(self.tid) {
                 Some((_, status)) if libc::WIFSTOPPED(status) => return Ok((status >> 16, libc::WSTOPSIG(status))),
@@ -117,7 +120,19 @@ impl Owner {
         self.stopped(pid, |owner| owner.remote_stopped(pid, calls, scratch))
     }
 
-    fn remote_stopped(&mut self, pid: i32, calls: &[Call], scratch: &mut [u8]) -> Result<Vec<i64>> {
+    /// Whether the thread that executes our calls may read the time stamp counter (prctl PR_SET_TSC; new threads have
+    /// what their maker had). Asked with everything at a stand, so that what cannot be stopped shows before any change.
+    pub fn may_read_tsc(&mut self, pid: i32) -> Result<bool> {
+        let mut mode = [0u8; 4];
+        let ask = Call::new(libc::SYS_prctl, &[Arg::Value(libc::PR_GET_TSC as u64), Arg::Scratch(0)]);
+        self.attached(pid, |owner| {
+            owner.stop_all(pid)?;
+            owner.remote_stopped(pid, &[ask], &mut mode)
+        })?;
+        Ok(i32::from_ne_bytes(mode) != PR_TSC_SIGSEGV)
+    }
+
+    pub(super) fn remote_stopped(&mut self, pid: i32, calls: &[Call], scratch: &mut [u8]) -> Result<Vec<i64>> {
         let tid = self.pick(pid)?;
         self.remote_on(pid, tid, calls, scratch)
     }
@@ -147,19 +162,26 @@ impl Owner {
         let outcome = self.run_calls(pid, &borrowed, calls, scratch, &mut results);
         match outcome.and_then(|done| borrowed.give_back().map(|group| (done, group))) {
             Ok((done, group)) => {
-                let proc = self.proc(pid)?;
-                proc.set_state(tid, State::Stopped { group });
-                if let Some(thread) = proc.threads.get_mut(&tid) {
-                    thread.regs = saved;
-                    thread.interrupted = false;
-                    thread.was_group_stopped |= group;
-                }
+                self.given_back(pid, &borrowed, group);
                 done.map(|()| results)
             }
             Err(Lost(status)) => {
                 self.on_exit(tid, status);
                 Err(Error::gone(pid))
             }
+        }
+    }
+
+    /// A borrowed thread is in an event-stop again.
+    pub(super) fn given_back(&mut self, pid: i32, borrowed: &Borrowed, group: bool) {
+        let Some(proc) = self.procs.get_mut(&pid) else {
+            return;
+        };
+        proc.set_state(borrowed.tid, State::Stopped { group });
+        if let Some(thread) = proc.threads.get_mut(&borrowed.tid) {
+            thread.regs = borrowed.saved;
+            thread.interrupted = false;
+            thread.was_group_stopped |= group;
         }
     }
 
@@ -204,7 +226,7 @@ impl Owner {
         Ok(done)
     }
 
-    /// The thread to borrow: 64-bit code, and rather one that was running the program than one in a call.
+    /// The thread to borrow: no sibling (it has files of its own), 64-bit code, and rather one that was running the program than one in a call.
     fn pick(&mut self, pid: i32) -> Result<i32> {
         let proc = self.procs.get(&pid).ok_or_else(|| Error::gone(pid))?;
         let mut best: Option<(u32, i32)> = None;
@@ -212,7 +234,7 @@ impl Owner {
             let State::Stopped { group } = thread.state else {
                 continue;
             };
-            if thread.regs.cs != USER_CODE_SEGMENT {
+            if thread.sibling || thread.regs.cs != USER_CODE_SEGMENT {
                 continue;
             }
             let mut cost = u32::from(group) * 4 + u32::from(thread.regs.orig_rax as i64 >= 0) * 2;

@@ -50,13 +50,13 @@ impl Owner {
             return Some(*pid);
         }
         let tgid = Status::read(tid)?.tgid;
-        let pid = if self.procs.contains_key(&tgid) {
-            tgid
-        } else {
-            // Not a thread, but in the same memory: it has to stand still with the others.
-            self.procs.keys().copied().find(|pid| sys::shares_memory(*pid, tid))?
-        };
-        self.add_thread(pid, tid);
+        if self.procs.contains_key(&tgid) {
+            self.add_thread(tgid, tid);
+            return Some(tgid);
+        }
+        // Not a thread, but in the same memory: it has to stand still with the others.
+        let pid = self.procs.keys().copied().find(|pid| sys::shares_memory(*pid, tid))?;
+        self.add_sibling(pid, tid);
         Some(pid)
     }
 
@@ -156,9 +156,19 @@ impl Owner {
     }
 
     fn on_exec(&mut self, pid: i32, tid: i32) {
+        // The kernel reports a program's start under its process's id.
+        if tid != pid {
+            if let Some(proc) = self.procs.get_mut(&pid) {
+                proc.remove(tid);
+            }
+            self.let_go(tid, State::Stopped { group: false });
+            return self.announce_if_still(pid);
+        }
+        self.let_siblings_go(pid);
         self.tids.retain(|_, owner| *owner != pid);
         self.tids.insert(pid, pid);
         self.installed.remove(&pid);
+        self.mapped.remove(&pid);
         let memory = open_memory(pid);
         let Some(proc) = self.procs.get_mut(&pid) else {
             return;
@@ -190,9 +200,11 @@ impl Owner {
             if let Some(proc) = self.procs.get_mut(&pid) {
                 proc.remove(tid);
                 if tid == pid || proc.threads.is_empty() {
+                    self.let_siblings_go(pid);
                     self.procs.remove(&pid);
                     self.tids.retain(|_, owner| *owner != pid);
                     self.installed.remove(&pid);
+                    self.mapped.remove(&pid);
                     ended = true;
                 } else {
                     self.announce_if_still(pid);

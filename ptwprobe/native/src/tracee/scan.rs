@@ -126,7 +126,7 @@ impl Owner {
                 orig_rax: t.regs.orig_rax,
                 rax: t.regs.rax,
             };
-            Ok(proc.threads.iter().filter(|(_, t)| t.is_stopped()).map(state).collect())
+            Ok(proc.threads.iter().filter(|(_, t)| t.is_stopped() && !t.sibling).map(state).collect())
         })
     }
 
@@ -135,17 +135,21 @@ impl Owner {
         let ranges = Ranges::new(ranges);
         self.attached(pid, |owner| {
             let mut scanner = Scanner::new(pid)?;
-            owner.stop(pid)?;
-            let proc = owner.proc(pid)?;
-            let mut found = Vec::new();
-            for (tid, thread) in proc.threads.iter().filter(|(_, t)| t.is_stopped()) {
-                let regs = &thread.regs;
-                if ranges.contains(regs.rip) || scanner.find(*tid, regs.rsp, &ranges, Words::All).is_some() {
-                    found.push(*tid);
-                }
-            }
-            Ok(found)
+            owner.stop_all(pid)?;
+            owner.standing_in(pid, &ranges, &mut scanner)
         })
+    }
+
+    /// Same, when everything stands already.
+    pub(super) fn standing_in(&mut self, pid: i32, ranges: &Ranges, scanner: &mut Scanner) -> Result<Vec<i32>> {
+        let mut found = Vec::new();
+        for (tid, thread) in self.proc(pid)?.threads.iter().filter(|(_, t)| t.is_stopped()) {
+            let regs = &thread.regs;
+            if ranges.contains(regs.rip) || scanner.find(*tid, regs.rsp, ranges, Words::All).is_some() {
+                found.push(*tid);
+            }
+        }
+        Ok(found)
     }
 }
 

@@ -141,7 +141,7 @@ impl Owner {
         let running = proc.threads.iter().filter(|(_, t)| t.state == State::Running);
         for tid in running.map(|(tid, _)| *tid).collect::<Vec<_>>() {
             match Status::read(tid) {
-                Some(status) if status.is_dead() && tid == pid => proc.set_state(tid, State::Dead),
+                Some(status) if status.is_dead() && tid == status.tgid => proc.set_state(tid, State::Dead),
                 Some(_) => {}
                 None => {
                     proc.remove(tid);

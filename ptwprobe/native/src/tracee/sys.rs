@@ -63,6 +63,11 @@ pub fn cont_syscall(tid: i32, signal: i32) -> Result<(), Errno> {
     request(libc::PTRACE_SYSCALL, tid, 0, signal as usize)
 }
 
+/// Resume for one instruction.
+pub fn single_step(tid: i32) -> Result<(), Errno> {
+    request(libc::PTRACE_SINGLESTEP, tid, 0, 0)
+}
+
 pub fn detach(tid: i32, signal: i32) -> Result<(), Errno> {
     request(libc::PTRACE_DETACH, tid, 0, signal as usize)
 }
