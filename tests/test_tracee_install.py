@@ -96,7 +96,7 @@ def test_a_target_gets_ring_stubs_and_patches_and_is_left_as_it_was(
     before, descriptors = areas(program.pid), open_files(program.pid)
     text = read(program.pid, nop, 256)
     space = (nop & ~0xFFF) - (1 << 24)
-    for _ in range(20):
+    for _ in range(60):
         target = Target(tracer, program.pid)
         target.attach()
         ring = target.map_ring(2, 16)

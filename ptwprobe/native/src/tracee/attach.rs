@@ -18,7 +18,10 @@ impl Owner {
         }
         let status = Status::read(pid).ok_or_else(|| Error::gone(pid))?;
         if let Some(other) = self.tids.get(&pid) {
-            return Err(Error::new("busy", format!("process {pid} shares the memory of process {other}, which is traced")));
+            return Err(Error::new(
+                "busy",
+                format!("process {pid} shares the memory of process {other}, which is traced"),
+            ));
         }
         if status.tgid != pid {
             return Err(Error::new("gone", format!("{pid} is a thread of process {}", status.tgid)));
