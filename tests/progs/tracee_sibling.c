@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,6 +28,8 @@ static int make_child(long generations) {
 static int child(void *argument) {
     long generations = (long)argument;
     int status = 0;
+    // Not a thread of the parent, so nothing but this ends it with a test that fails.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (generations > 1) {
         waitpid(make_child(generations - 1), &status, 0);
         return status != 0;
