@@ -205,7 +205,8 @@ def record(
         finally:
             keep(session.totals)
         end = session.end.value if session.end else ""
-        say(f"{output}: ended by {end}")
+        status = "" if session.exit_status is None else f"; the command's exit status is {session.exit_status}"
+        say(f"{output}: ended by {end}{status}")
         if as_json:
             click.echo(json.dumps(session.summary()))
         if session.end in (End.DISK_FULL, End.WRITE_ERROR):

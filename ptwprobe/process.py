@@ -242,11 +242,14 @@ class Process:
         """Raises:
         UnsupportedError: it is not a 64-bit x86 program.
         """
-        if not self.maps():
-            what = "has ended and waits for its parent" if not self.exists else "is a kernel thread: it has no program"
-            raise UnsupportedError(f"process {self.pid} {what}", "give the pid of a running program")
-        with self._guard("exe"):
-            fd = os.open(self._proc("exe"), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with self._guard("exe"):
+                fd = os.open(self._proc("exe"), os.O_RDONLY | os.O_CLOEXEC)
+        except TargetGoneError:
+            if not self._proc("stat").exists():
+                raise
+            what = "is a kernel thread: it has no program" if self.exists else "has ended and waits for its parent"
+            raise UnsupportedError(f"process {self.pid} {what}", "give the pid of a running program") from None
         with os.fdopen(fd, "rb") as file:
             header = file.read(20)
         if len(header) < 20 or header[:4] != b"\x7fELF":

@@ -100,7 +100,10 @@ def _with_owner(error: RefusedError, site: Site, process: Process, code: Sequenc
         jump = process.read(site.runtime_addr, 5)
         target = site.runtime_addr + 5 + int.from_bytes(jump[1:], "little", signed=True)
         if jump[:1] == b"\xe9" and any(m.start <= target < m.end and STUB_NAME in m.path for m in code):
-            hint = "another ptwprobe records this function: wait for its end, or record both values with one probe"
+            hint = (
+                "another ptwprobe records this function, or did when this process was forked: wait for its end, or "
+                "restart a process that inherited the patch"
+            )
             return RefusedError(error.reason, error.message, hint)
     return error
 

@@ -238,6 +238,24 @@ def test_an_object_that_is_dlopened_is_probed_when_it_comes(tmp_path: Path) -> N
     assert session.exit_status == 0
 
 
+def test_bad_pointers_in_vfork_children_harm_nobody(tmp_path: Path) -> None:
+    code = (
+        "import subprocess\n"
+        "for _ in range(20): print(subprocess.run(['/bin/echo', 'x'], stdout=-1))\n"  # by vfork
+        "import os\nos.close(os.open('/', 0))"
+    )
+    command = ["/usr/bin/python3", "-c", code]
+    plain = subprocess.run(command, capture_output=True, check=True).stdout
+    probes = ["libc:close m=+0($arg1)", "libc:dup2 m=+0($arg1)", "libc:execve m=+0(%cx)"]
+    words = [word for probe in probes for word in ("-e", probe)]
+    done = run("record", "-o", tmp_path / "s.ptw", "--json", *words, "--", *command).good()
+    assert done.own_output == plain
+    assert (done.totals.torn, done.totals.lost) == (0, 0)
+    events = [hit.event for hit in ptwprobe.open(tmp_path / "s.ptw").hits()]
+    assert events.count("probe_libc/dup2") >= 20
+    assert done.summary["totals"]["faults"] >= 40
+
+
 def example(name: str, *words: str | Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, str(EXAMPLES / name), *(str(word) for word in words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::owner::{Goal, Owner};
+use super::owner::Owner;
 use super::procfs::{bit, Status};
 use super::remote::{Arg, Call};
 use super::{sys, Error, Result};
@@ -115,10 +115,10 @@ impl Owner {
         let set = Call::new(libc::SYS_rt_sigaction, &[number, Arg::Scratch(0), Arg::Value(0), Arg::Value(8)]);
         let mut scratch = action;
         self.remote_on(pid, tid, &[set], &mut scratch)?;
-        if self.proc(pid)?.goal == Goal::Run {
-            self.start(pid, tid);
-        } else {
+        if self.proc(pid)?.has_to_stop(tid) {
             self.announce_if_still(pid);
+        } else {
+            self.start(pid, tid);
         }
         Ok(true)
     }

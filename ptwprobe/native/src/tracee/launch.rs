@@ -228,7 +228,7 @@ impl Owner {
             proc.goal = Goal::Stop;
             proc.announce = Some(Halt::Mapped);
             for (other, thread) in &mut proc.threads {
-                if *other != tid && !thread.is_stopped() {
+                if *other != tid && !thread.is_stopped() && !thread.sibling {
                     thread.interrupted = sys::interrupt(*other).is_ok();
                 }
             }

@@ -63,6 +63,8 @@ pub struct Proc {
     /// How many threads are in `State::Running`.
     pub running: usize,
     pub goal: Goal,
+    /// Whether siblings have to stand still, too. Not before all threads do: a thread in vfork waits for its child.
+    pub holding_siblings: bool,
     /// All tasks are known; new ones are reported by the kernel.
     pub complete: bool,
     /// Stop at the calls that change mappings.
@@ -86,6 +88,7 @@ impl Proc {
             threads: BTreeMap::new(),
             running: 0,
             goal: Goal::Run,
+            holding_siblings: false,
             complete: false,
             stepping: false,
             held: false,
@@ -100,6 +103,18 @@ impl Proc {
     pub fn memory(&self, pid: i32) -> Result<BorrowedFd<'_>> {
         let none = || Error::new("not-permitted", format!("the memory of process {pid} cannot be opened"));
         self.mem.as_ref().map(AsFd::as_fd).ok_or_else(none)
+    }
+
+    /// Whether all that has to stand still now does.
+    pub fn is_still(&self) -> bool {
+        let free = |t: &Thread| t.sibling && !self.holding_siblings;
+        self.running == 0 || self.threads.values().all(|t| t.state != State::Running || free(t))
+    }
+
+    /// Whether a task is on its way to a stand.
+    pub fn has_to_stop(&self, tid: i32) -> bool {
+        let sibling = self.threads.get(&tid).is_some_and(|t| t.sibling);
+        self.goal == Goal::Stop && (!sibling || self.holding_siblings)
     }
 
     pub fn set_state(&mut self, tid: i32, state: State) {

@@ -20,7 +20,7 @@ impl Owner {
             return self.release_leaving(tid, event, signal);
         }
         let Some(pid) = self.owner_of(tid) else {
-            // A new process that a target made by clone: not ours to follow.
+            // A new process of a target, with memory of its own: not ours to follow.
             let _ = sys::detach(tid, if event == 0 { signal } else { 0 });
             return;
         };
@@ -98,10 +98,10 @@ impl Owner {
             thread.mask = sys::get_sigmask(tid).ok();
         }
         proc.set_state(tid, State::Stopped { group });
-        if proc.goal == Goal::Run {
-            self.start(pid, tid);
-        } else {
+        if proc.has_to_stop(tid) {
             self.announce_if_still(pid);
+        } else {
+            self.start(pid, tid);
         }
     }
 
@@ -110,10 +110,10 @@ impl Owner {
         let Some(proc) = self.procs.get_mut(&pid) else {
             return;
         };
-        let stepping = proc.stepping;
-        let Some(State::Stopped { group }) = proc.threads.get(&tid).map(|t| t.state) else {
+        let Some((State::Stopped { group }, sibling)) = proc.threads.get(&tid).map(|t| (t.state, t.sibling)) else {
             return;
         };
+        let stepping = proc.stepping && !sibling;
         proc.set_state(tid, State::Running);
         // A thread that dies meanwhile reports its exit.
         let _ = match (group, stepping) {
@@ -128,8 +128,8 @@ impl Owner {
         let Some(proc) = self.procs.get_mut(&pid) else {
             return;
         };
-        let stop = proc.goal == Goal::Stop;
-        let stepping = proc.stepping;
+        let stop = proc.has_to_stop(tid);
+        let stepping = proc.stepping && proc.threads.get(&tid).is_none_or(|t| !t.sibling);
         if let Some(thread) = proc.threads.get_mut(&tid) {
             if stop {
                 thread.interrupted = sys::interrupt(tid).is_ok();
@@ -222,7 +222,7 @@ impl Owner {
         let Some(proc) = self.procs.get_mut(&pid) else {
             return;
         };
-        if proc.running == 0 {
+        if proc.is_still() {
             if let Some(halt) = proc.announce.take() {
                 proc.held = true;
                 self.shared.set_halt(pid, Some(halt));

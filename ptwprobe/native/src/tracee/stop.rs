@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::owner::{Goal, Owner, State, Thread};
+use super::owner::{Goal, Owner, Proc, State, Thread};
 use super::procfs::{self, Status};
 use super::{sys, Error, Result};
 
@@ -60,6 +60,14 @@ pub fn rewind(tid: i32, regs: &mut sys::Regs) {
     }
 }
 
+fn interrupt_running(proc: &mut Proc, siblings: bool) {
+    for (tid, thread) in proc.threads.iter_mut().filter(|(_, t)| t.sibling == siblings) {
+        if thread.state == State::Running {
+            thread.interrupted = sys::interrupt(*tid).is_ok();
+        }
+    }
+}
+
 impl Owner {
     /// Bring every task of `pid` to an event-stop. On any error all of them run again.
     pub(super) fn stop(&mut self, pid: i32) -> Result<()> {
@@ -69,11 +77,8 @@ impl Owner {
         let generation = self.proc(pid)?.generation;
         let proc = self.proc(pid)?;
         proc.goal = Goal::Stop;
-        for (tid, thread) in &mut proc.threads {
-            if thread.state == State::Running {
-                thread.interrupted = sys::interrupt(*tid).is_ok();
-            }
-        }
+        proc.holding_siblings = false;
+        interrupt_running(proc, false);
         loop {
             loop {
                 let proc = self.proc(pid)?;
@@ -81,11 +86,15 @@ impl Owner {
                     self.go(pid);
                     return Err(Error::new("gone", format!("process {pid} executes another program")));
                 }
-                if proc.running == 0 {
-                    if proc.threads.values().any(Thread::is_stopped) {
+                if proc.is_still() {
+                    if !proc.threads.values().any(Thread::is_stopped) {
+                        return Err(Error::gone(pid));
+                    }
+                    if proc.running == 0 {
                         break;
                     }
-                    return Err(Error::gone(pid));
+                    proc.holding_siblings = true;
+                    interrupt_running(proc, true);
                 }
                 match self.next_report(deadline.min(sweep)) {
                     Some((tid, status)) => self.dispatch(tid, status),
@@ -160,6 +169,7 @@ impl Owner {
             return;
         }
         proc.goal = Goal::Run;
+        proc.holding_siblings = false;
         let mut next = 0;
         // By key, since starting a thread may change the table; nothing is allocated.
         while let Some(tid) = self.procs.get(&pid).and_then(|p| p.threads.range(next..).next()).map(|(tid, _)| *tid) {

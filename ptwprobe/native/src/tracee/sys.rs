@@ -10,7 +10,13 @@ pub type Regs = libc::user_regs_struct;
 /// An errno value.
 pub type Errno = i32;
 
-pub const OPTIONS: c_int = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC;
+/// Children are traced from their first instruction on: one that shares the memory (vfork) executes our stubs, and its
+/// faults have to be caught like a thread's; one that does not is let go at its first stop.
+pub const OPTIONS: c_int = libc::PTRACE_O_TRACESYSGOOD
+    | libc::PTRACE_O_TRACECLONE
+    | libc::PTRACE_O_TRACEFORK
+    | libc::PTRACE_O_TRACEVFORK
+    | libc::PTRACE_O_TRACEEXEC;
 /// `PTRACE_O_SUSPEND_SECCOMP`, linux/ptrace.h.
 pub const SUSPEND_SECCOMP: c_int = 1 << 21;
 const PTRACE_GETSIGMASK: c_uint = 0x420a;
