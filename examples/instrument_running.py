@@ -2,7 +2,7 @@
 
     python examples/instrument_running.py PID [SECONDS]
 
-The program is stopped for about a millisecond, twice; every hit costs it some tens of nanoseconds.
+The program is stopped briefly to put the probe in and to take it out; every hit costs it some tens of nanoseconds.
 """
 
 import sys
