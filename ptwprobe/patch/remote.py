@@ -1,7 +1,7 @@
 """System calls inside a target, and what the native tracer's errors mean to a user.
 
 Responsible for the numbers of x86-64 Linux (asm/unistd_64.h, linux/mman.h) and for nothing that lasts: what is mapped
-and why is in ``patch.install``.
+and why is in ``patch.mapped``.
 """
 
 from __future__ import annotations

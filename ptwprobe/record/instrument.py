@@ -15,7 +15,8 @@ from ptwprobe.errors import NotYetError, RefusalReason, RefusedError
 from ptwprobe.model import Event, Patch, Probe, RingLayout, Site, StubForm, Window
 from ptwprobe.patch import build, plan
 from ptwprobe.patch.codemaps import code_map
-from ptwprobe.patch.install import STUB_NAME, Target
+from ptwprobe.patch.install import Target
+from ptwprobe.patch.mapped import STUB_NAME
 from ptwprobe.patch.place import AddressSpace, Allocator, lowest_mappable, read_brk_start
 from ptwprobe.patch.remote import RemoteCallError
 from ptwprobe.probe import elf
