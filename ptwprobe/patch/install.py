@@ -7,19 +7,16 @@ Responsible for the order map → write stubs → patch → open the gate, and b
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
 from ptwprobe import _native
-from ptwprobe.errors import RefusalReason, RefusedError, TargetError, TargetGoneError
+from ptwprobe.errors import TargetError, TargetGoneError
 from ptwprobe.model import Patch, RingLayout, ThreadIdSource
 from ptwprobe.patch import threadid
+from ptwprobe.patch.change import Code
 from ptwprobe.patch.mapped import Mapped
-from ptwprobe.patch.memory import os_error
-from ptwprobe.patch.remote import UnmappedError, error_of, native_errors
+from ptwprobe.patch.remote import native_errors
 from ptwprobe.process import Process
 
 LEAVE_SECONDS = 1.0
@@ -38,11 +35,11 @@ class Target:
         self.tracer = tracer
         self.pid = pid
         self.mapped = Mapped(tracer, pid)
+        self.code = Code(tracer, pid)
         self.notes: list[str] = []
         """What a user should know after ``leave``: mappings and patches that had to stay, probes that ended before."""
         self._load_gate_held = False
         self._thread_id: tuple[ThreadIdSource, int] | None = None
-        self._patches: list[Patch] = []
 
     # ------------------------------------------------------------ tracing
 
@@ -119,31 +116,12 @@ class Target:
     # ------------------------------------------------------------ patching
 
     def apply(self, patches: Sequence[Patch]) -> int:
-        """Put all patches in, or none; returns the ns that the target stood still.
-
-        Raises UnmappedError where an object was unloaded, as ``undo`` does.
-        """
-        if not patches:
-            return 0
-        sites = [
-            (p.site.runtime_addr, p.old, p.new, len(p.window.displaced), list(p.stub.displaced_map)) for p in patches
-        ]
-        with _changing(self.pid, patches):
-            stood = self.tracer.apply(self.pid, sites)
-        self._patches += patches
-        return stood
+        """As ``Code.apply``."""
+        return self.code.apply(patches)
 
     def undo(self, patches: Sequence[Patch]) -> int:
-        """Take all patches out, or none; returns the ns that the target stood still. The stubs stay."""
-        if not patches:
-            return 0
-        none: list[tuple[int, int]] = []
-        sites = [(p.site.runtime_addr, p.new, p.old, len(p.window.displaced), none) for p in patches]
-        with _changing(self.pid, patches):
-            stood = self.tracer.apply(self.pid, sites)
-        undone = {id(p) for p in patches}
-        self._patches = [p for p in self._patches if id(p) not in undone]
-        return stood
+        """As ``Code.undo``."""
+        return self.code.undo(patches)
 
     def stubs_are_empty(self) -> bool:
         """Whether no thread is in a stub, nor any stack or signal frame refers to one."""
@@ -161,48 +139,13 @@ class Target:
         try:
             self.close_gate()
             self._close_load_gate()
-            clean = self._undo_all() and self._unmap_all()
+            clean = self.code.undo_all(LEAVE_SECONDS, self.notes) and self._unmap_all()
             self.release()
         except TargetGoneError:
             self.forget()
             raise
         self.forget()
         return clean
-
-    def _undo_all(self) -> bool:
-        deadline = time.monotonic() + LEAVE_SECONDS
-        while True:
-            self._drop_unloaded()
-            try:
-                self.undo(self._patches)
-                return True
-            except (RefusedError, UnmappedError) as error:
-                if isinstance(error, RefusedError) and error.reason is RefusalReason.FOREIGN_PROBE:
-                    break
-                if time.monotonic() > deadline:
-                    raise
-        # Somebody changed one of our sites: the others still come out.
-        for patch in list(self._patches):
-            try:
-                self.undo([patch])
-            except (RefusedError, UnmappedError) as error:
-                self.notes.append(f"{_place(patch)} stays: {error.message}")
-        return not self._patches
-
-    def _drop_unloaded(self) -> None:
-        """A patch whose object was unloaded is undone already, also when it was loaded again to the same place."""
-        for patch in list(self._patches):
-            addr = patch.site.runtime_addr
-            try:
-                with Path(f"/proc/{self.pid}/mem").open("rb", buffering=0) as memory:
-                    found = os.pread(memory.fileno(), len(patch.old), addr)
-            except OSError as error:
-                if error.errno != errno.EIO:
-                    raise os_error(self.pid, f"reading {addr:#x}", error) from error
-                found = patch.old
-            if found == patch.old:
-                self._patches.remove(patch)
-                self.notes.append(f"process {self.pid}: {_place(patch)} ended when its object was unloaded")
 
     def _unmap_all(self) -> bool:
         deadline = time.monotonic() + LEAVE_SECONDS
@@ -223,24 +166,4 @@ class Target:
         with contextlib.suppress(TargetError):
             self._close_load_gate()
         self.mapped.forget()
-        self._patches.clear()
-
-
-def _place(patch: Patch) -> str:
-    return f"the probe in {patch.site.object.path} at {patch.site.runtime_addr:#x}"
-
-
-@contextlib.contextmanager
-def _changing(pid: int, patches: Sequence[Patch]) -> Iterator[None]:
-    """As ``native_errors``; names the object that is not mapped any more."""
-    try:
-        yield
-    except _native.NativeError as error:
-        kind, _, addr = error.args
-        gone = next((p for p in patches if kind == "unmapped" and p.site.runtime_addr == addr), None)
-        if gone is None:
-            raise error_of(error, pid) from error
-        raise UnmappedError(
-            f"process {pid} unloaded {gone.site.object.path} with the site at {addr:#x}",
-            "probe it while it stays loaded",
-        ) from error
+        self.code.forget()
