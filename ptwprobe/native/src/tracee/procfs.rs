@@ -18,6 +18,9 @@ pub struct Status {
     pub ignored: u64,
     pub caught: u64,
     pub has_memory: bool,
+    /// The thread keeps its return addresses on a shadow stack too (Documentation/arch/x86/shstk.rst): its registers can be
+    /// changed, but a signal frame that we wrote would not return, since it needs a token there.
+    pub has_shadow_stack: bool,
 }
 
 impl Status {
@@ -46,6 +49,7 @@ impl Status {
                 "SigIgn" => out.ignored = hex(),
                 "SigCgt" => out.caught = hex(),
                 "VmSize" => out.has_memory = true,
+                "x86_Thread_features" => out.has_shadow_stack = value.split_whitespace().any(|v| v == "shstk"),
                 _ => {}
             }
         }
@@ -125,6 +129,13 @@ mod tests {
         assert_eq!((s.name.as_str(), s.state, s.tgid, s.uid, s.seccomp), ("x y", 'S', 7, 5, 2));
         assert!(s.has_memory && s.handler_is_due() && !s.is_dead());
         assert!(s.ignores(13) && s.ignores(libc::SIGCHLD) && !s.ignores(15));
+    }
+
+    #[test]
+    fn shadow_stack_of_a_thread() {
+        let has = |text: &str| Status::parse(text).has_shadow_stack;
+        assert!(has("Name:\tx\nx86_Thread_features:\tshstk wrss \nx86_Thread_features_locked:\tshstk\n"));
+        assert!(!has("x86_Thread_features:\t\nx86_Thread_features_locked:\tshstk wrss\n") && !has("Name:\tshstk\n"));
     }
 
     #[test]
