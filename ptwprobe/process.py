@@ -10,9 +10,10 @@ import os
 import re
 import stat
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,6 +25,9 @@ _MAPS_LINE = re.compile(
     rb"([0-9a-f]+)-([0-9a-f]+) ([rwxps-]{4}) ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) ([0-9]+) *(.*)", re.DOTALL
 )
 _DELETED = " (deleted)"
+_CODE_NAME = re.compile(r"/memfd:ptwprobe-code:([0-9a-f]+):([0-9a-f]+):([0-9]+):(-?[0-9a-f]+):(.*)", re.DOTALL)
+_MEMFD_NAME_BYTES = 249
+"""Of a memfd's name at most, memfd_create(2)."""
 _ELF_CLASS_64, _ELF_LITTLE, _EM_X86_64 = 2, 1, 62
 _AT_ENTRY = 9
 PERMISSION_HINT = "run as root, with CAP_SYS_PTRACE, or as the target's user where kernel.yama.ptrace_scope is 0"
@@ -35,6 +39,9 @@ class Mapping:
 
     ``path`` is unescaped and without " (deleted)", as the target sees it (for a target in a mere chroot: as we see it);
     "" for anonymous memory, "[vdso]" and the like for what the kernel names. ``device`` is as ``os.makedev`` makes it.
+
+    Code pages that ptwprobe has switched to a copy (``CodeRange``) show as the file's, with ``aside``: where the file's
+    own pages are mapped meanwhile. The mapping there has ``is_aside`` and counts neither as a file's nor as code.
     """
 
     start: int
@@ -45,18 +52,20 @@ class Mapping:
     inode: int
     path: str
     deleted: bool
+    aside: Mapping | None = None
+    is_aside: bool = False
 
     @property
     def executable(self) -> bool:
-        return self.perms[2] == "x"
+        return self.perms[2] == "x" and not self.is_aside
 
     @property
     def is_file(self) -> bool:
-        return self.inode != 0 and self.path.startswith("/")
+        return self.inode != 0 and self.path.startswith("/") and not self.is_aside
 
 
 def parse_maps(text: bytes) -> tuple[Mapping, ...]:
-    """The mappings in the text of a ``maps`` file; lines that are none are left out."""
+    """The mappings in the text of a ``maps`` file; lines that are none are left out. Switched code is seen through."""
     out = []
     for line in text.split(b"\n"):
         found = _MAPS_LINE.fullmatch(line)
@@ -78,7 +87,40 @@ def parse_maps(text: bytes) -> tuple[Mapping, ...]:
                 deleted,
             )
         )
-    return tuple(out)
+    return _see_through(out)
+
+
+def code_name(mapping: Mapping, delta: int) -> str:
+    """The name of a memfd that takes the place of code of ``mapping``, a file's, at the file's own offsets.
+
+    ``delta``: from a page's own address to the one where the file's page is meanwhile.
+    """
+    device = f"{os.major(mapping.device):x}:{os.minor(mapping.device):x}"
+    name = os.fsencode(f"ptwprobe-code:{device}:{mapping.inode}:{delta:x}:{mapping.path}")
+    return os.fsdecode(name[:_MEMFD_NAME_BYTES])
+
+
+def _see_through(mappings: list[Mapping]) -> tuple[Mapping, ...]:
+    """Show switched code as what it stands for, if the pages that its name tells of are there."""
+    switched = [(i, m, found) for i, m in enumerate(mappings) if (found := _CODE_NAME.fullmatch(m.path))]
+    if switched:
+        starts = [m.start for m in mappings]
+        for i, m, found in switched:
+            major, minor, inode, delta = (int(found[n], base) for n, base in ((1, 16), (2, 16), (3, 10), (4, 16)))
+            at = bisect_right(starts, m.start + delta) - 1
+            aside = mappings[at]
+            identity = (os.makedev(major, minor), inode, m.offset - (m.start + delta))
+            if (
+                at < 0
+                or aside.end <= m.start + delta
+                or identity != (aside.device, aside.inode, aside.offset - aside.start)
+            ):
+                continue
+            if not aside.is_aside:
+                mappings[at] = aside = replace(aside, is_aside=True)
+            shown = replace(aside, start=m.start, end=m.end, perms=m.perms, offset=m.offset)
+            mappings[i] = replace(shown, aside=aside, is_aside=False)
+    return tuple(mappings)
 
 
 class Process:
@@ -167,7 +209,8 @@ class Process:
             RefusedError: IDENTITY_CHANGED, another file is at that path now and the mapped one cannot be reached.
             PermissionDeniedError: it can be reached with more rights only.
         """
-        exact = self._proc(f"map_files/{mapping.start:x}-{mapping.end:x}")
+        source = mapping.aside or mapping
+        exact = self._proc(f"map_files/{source.start:x}-{source.end:x}")
         if _readable_file(exact):
             return str(exact)
         # A target in its own mount namespace shows its own paths, one in a mere chroot ours.

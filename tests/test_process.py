@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ptwprobe.errors import PermissionDeniedError, RefusalReason, RefusedError, TargetGoneError, UnsupportedError
-from ptwprobe.process import Mapping, Process, parse_maps
+from ptwprobe.process import Mapping, Process, code_name, parse_maps
 from tests.elf_builds import WAIT, Start, compiled
 
 
@@ -103,6 +104,28 @@ def test_odd_paths_in_maps() -> None:
     assert (anonymous.path, anonymous.is_file, anonymous.executable) == ("", False, False)
     assert (vvar.path, vvar.is_file) == ("[vvar]", False)
     assert (memfd.path, memfd.deleted) == ("/memfd:x", True)
+
+
+def test_switched_code_shows_as_the_file_it_stands_for() -> None:
+    name = code_name(Mapping(0x1000, 0x9000, "r-xp", 0, os.makedev(0xFE, 1), 42, "/lib/a:b (x).so", True), -0x800)
+    text = (
+        b"1000-3000 r-xp 00003000 fe:01 42 /lib/a:b (x).so (deleted)\n"  # the pages that were at 11000
+        b"10000-11000 r-xp 00002000 fe:01 42 /lib/a:b (x).so (deleted)\n"
+        b"11000-13000 r-xp 00003000 00:01 7 /memfd:ptwprobe-code:fe:1:42:-10000:/lib/a:b (x).so (deleted)\n"
+        b"13000-14000 r-xp 00005000 00:01 7 /memfd:ptwprobe-code:fe:1:42:-10000:/lib/a:b (x).so (deleted)\n"
+    )
+    aside, before, switched, unbacked = parse_maps(text)
+    assert name == "ptwprobe-code:fe:1:42:-800:/lib/a:b (x).so"
+    assert aside.is_aside and not aside.executable and not aside.is_file
+    assert switched == replace(before, start=0x11000, end=0x13000, offset=0x3000, aside=aside)
+    # What cannot be what its name says is left as it is.
+    assert unbacked.inode == 7 and unbacked.aside is None and unbacked.path.startswith("/memfd:")
+
+
+def test_the_name_of_a_copy_is_cut_to_what_a_memfd_may_have() -> None:
+    name = code_name(Mapping(0, 0x1000, "r-xp", 0, 1, 2, "/" + "\u00e4" * 200, False), 0x10)
+    assert len(os.fsencode(name)) == 249
+    os.close(os.memfd_create(name))
 
 
 def test_maps_are_those_of_the_kernel(waiting: Path, start: Start) -> None:

@@ -56,7 +56,7 @@ class Code:
         return stood
 
     def undo_all(self, seconds: float, notes: list[str]) -> bool:
-        """Take everything out, trying a busy target for so long. False where patches had to stay; ``notes`` says why."""
+        """Take everything out, trying a busy target for so long. False where patches had to stay: see ``notes``."""
         deadline = time.monotonic() + seconds
         while True:
             self._drop_unloaded(notes)

@@ -91,11 +91,15 @@ pub fn tasks(pid: i32) -> Result<Vec<i32>, Error> {
     Ok(out)
 }
 
+/// How the memfds begin that take the place of code; the name tells, last but one, where the file's pages are meanwhile.
+const CODE_NAME: &str = "/memfd:ptwprobe-code:";
+
 /// One line of /proc/PID/maps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mapping {
     pub start: u64,
     pub end: u64,
+    /// Code of the program, or of ours. Pages that wait aside while a copy of ours is in their place are none.
     pub executable: bool,
     pub name: String,
 }
@@ -103,7 +107,18 @@ pub struct Mapping {
 /// Of the process of any task, by its tid.
 pub fn maps(pid: i32) -> Result<Vec<Mapping>, Error> {
     let text = fs::read(format!("/proc/{pid}/maps")).map_err(|_| Error::gone(pid))?;
-    Ok(String::from_utf8_lossy(&text).lines().filter_map(parse_mapping).collect())
+    let mut maps: Vec<Mapping> = String::from_utf8_lossy(&text).lines().filter_map(parse_mapping).collect();
+    for aside in maps.iter().filter_map(aside).collect::<Vec<_>>() {
+        maps.iter_mut().filter(|m| (m.start..m.end).contains(&aside)).for_each(|m| m.executable = false);
+    }
+    Ok(maps)
+}
+
+/// Where the first page is that a copy of ours stands for.
+fn aside(mapping: &Mapping) -> Option<u64> {
+    let delta = mapping.name.strip_prefix(CODE_NAME)?.split(':').nth(3)?;
+    let delta = i64::from_str_radix(delta, 16).ok()?;
+    Some(mapping.start.wrapping_add_signed(delta))
 }
 
 fn parse_mapping(line: &str) -> Option<Mapping> {
@@ -144,6 +159,13 @@ mod tests {
         assert_eq!((m.start, m.end, m.executable, m.name.as_str()), (0x7f00, 0x8000, true, "/lib/a b (deleted)"));
         assert_eq!(parse_mapping("zz"), None);
         assert_eq!(parse_mapping("1000-2000 rw-p 0 0:0 0").map(|m| m.name), Some(String::new()));
+    }
+
+    #[test]
+    fn a_copy_tells_where_the_pages_are_that_it_stands_for() {
+        let m = parse_mapping("8000-9000 r-xp 00001000 00:01 5 /memfd:ptwprobe-code:fe:0:7:-1000:/a:b (deleted)");
+        assert_eq!(m.as_ref().and_then(aside), Some(0x7000));
+        assert_eq!(parse_mapping("8000-9000 r-xp 00001000 fe:00 5 /a").as_ref().and_then(aside), None);
     }
 
     #[test]
