@@ -6,6 +6,7 @@ import os
 import select
 import subprocess
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 
@@ -44,25 +45,37 @@ class Target:
 
     def wait_for(self, start: str) -> str:
         """Reads output until there is a whole line that begins with ``start``, and returns the first such line."""
+
+        def found() -> str | None:
+            lines = self._output.decode().split("\n")[:-1]
+            return next((line for line in lines if line.startswith(start)), None)
+
+        self._read_until(lambda: found() is not None, repr(start))
+        return found() or ""
+
+    def _read_until(self, enough: Callable[[], bool], what: str) -> None:
         assert self.process.stdout is not None
         end = time.monotonic() + self.wait_s
-        while True:
-            lines = self._output.decode().split("\n")[:-1]
-            for line in lines:
-                if line.startswith(start):
-                    return line
+        while not enough():
             left = end - time.monotonic()
             if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
-                raise TimeoutError(f"no {start!r} from {self.process.args!r} in {self.wait_s} s; got {self._output!r}")
+                raise TimeoutError(f"no {what} from {self.process.args!r} in {self.wait_s} s; got {self._output!r}")
             piece = os.read(self.process.stdout.fileno(), 65536)
             if not piece:
-                raise EOFError(f"{self.process.args!r} ended before {start!r}; got {self._output!r}")
+                raise EOFError(f"{self.process.args!r} ended before {what}; got {self._output!r}")
             self._output += piece
 
     def go(self) -> None:
         """The byte that the program waits for."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
+
+    def ask(self) -> str:
+        """Sends an empty line, and returns the next whole line of output."""
+        lines = self._output.count(b"\n")
+        self.go()
+        self._read_until(lambda: self._output.count(b"\n") > lines, "an answer")
+        return self._output.decode().split("\n")[lines]
 
     def finish(self) -> str:
         """Closes stdin, waits for the end, and returns all of stdout. Raises TimeoutError if there is no end."""
