@@ -106,6 +106,10 @@ class RingMemory:
     def load_gate_ptr(self) -> int:
         """Address of the load-gate word in *our* address space, valid while this object lives."""
 
+    @property
+    def recorder_ptr(self) -> int:
+        """Same of the word that says whether somebody records."""
+
     def lost_no_ring(self) -> int:
         """Hits on a CPU that has no ring."""
 
@@ -315,6 +319,9 @@ class PacketDump:
 
 # ---- target
 
+def share_memory(pid: int, other: int) -> bool:
+    """Whether two processes have one address space; False where the kernel or its permissions do not tell."""
+
 @final
 class Tracer:
     """Traces live processes. A task of its own (``pid``) does it; it ends with ``close``, or after us if we are killed:
@@ -362,6 +369,12 @@ class Tracer:
 
         All sites or none. ``all_words``: any word of a stack that points into a window refuses, not signal frames
         only. Returns the ns that the target stood still.
+        """
+
+    def adopt(self, pid: int, sites: Sequence[tuple[int, bytes, bytes, int, Sequence[tuple[int, int]]]]) -> None:
+        """Take over the patches of a recorder that has died: ``sites``, as of ``apply``, undo them.
+
+        They are undone at ``close`` and at our death, unless ``apply`` was called with them.
         """
 
     def threads(self, pid: int) -> list[tuple[int, int, int, int, int, int]]:

@@ -20,6 +20,7 @@ import rich_click as click
 
 from ptwprobe.errors import (
     EXIT_OK,
+    EXIT_TARGET,
     EXIT_TRACE_ERRORS,
     EXIT_USAGE,
     PtwprobeError,
@@ -240,6 +241,48 @@ def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for s, old in before.items():
             signal.signal(s, old)
+
+
+# ---------------------------------------------------------------- restoring
+
+
+@cli.command()
+@click.option("-p", "--pid", type=int, help="only this process")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object instead of text")
+def status(pid: int | None, as_json: bool) -> None:
+    """Processes that have something of ptwprobe in them: recorded now, left over, or inherited by fork."""
+    from ptwprobe.patch import recover
+    from ptwprobe.report import status as reporter
+
+    found = recover.status(pid)
+    if as_json:
+        click.echo(json.dumps(reporter.as_json(found)))
+        return
+    for one in found:
+        for line in reporter.as_text(one):
+            click.echo(line)
+
+
+@cli.command()
+@click.option("-p", "--pid", type=int, required=True, help="the process")
+@click.option("--all", "with_children", is_flag=True, help="the processes that were forked from it meanwhile, too")
+def detach(pid: int, with_children: bool) -> None:
+    """Take out of a process what a ptwprobe that is gone has left in it."""
+    from ptwprobe.patch import recover
+    from ptwprobe.report import status as reporter
+
+    code = EXIT_OK
+    for outcome in recover.detach(pid, with_children):
+        if isinstance(outcome, PtwprobeError):
+            show_error(outcome)
+            code = max(code, outcome.exit_code)
+            continue
+        for line in reporter.restored(outcome):
+            click.echo(line)
+        if outcome.left:
+            code = max(code, EXIT_TARGET)
+    if code:
+        raise SystemExit(code)
 
 
 # ---------------------------------------------------------------- reading

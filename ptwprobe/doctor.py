@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ptwprobe import _native
-from ptwprobe.errors import UnsupportedError
+from ptwprobe.errors import PermissionDeniedError, UnsupportedError
+from ptwprobe.patch import runfolder
 from ptwprobe.record.channel import LATER_CHANNELS, choose
 
 RING = "ring"
@@ -74,6 +75,7 @@ def checks(machine: Machine | None = None) -> list[Check]:
         _thread_pointer(features),
         _time(features),
         _memfd(),
+        _journal(),
         _keystone(),
         _pt_pmu(here),
         _pt_format(here, "ptw", "PTWRITE packets"),
@@ -215,6 +217,15 @@ def _memfd() -> Check:
     finally:
         os.close(file)
     return Check("memfd", sealed, "created and sealed" if sealed else "not sealed", "check the kernel's memfd support")
+
+
+def _journal() -> Check:
+    """Where it is kept what was done to processes; without it nothing is recorded."""
+    try:
+        folder = runfolder.writable()
+    except PermissionDeniedError as error:
+        return Check("journal", False, error.message, error.hint)
+    return Check("journal", True, f"{folder.path} takes it: targets can be restored after any crash")
 
 
 def _keystone() -> Check:

@@ -14,6 +14,7 @@ from ptwprobe.patch.place import AddressSpace, Allocator, lowest_mappable, read_
 from ptwprobe.probe import elf
 from ptwprobe.probe.spec import parse
 from ptwprobe.process import Process
+from ptwprobe.record.instrument import with_owner
 
 FIRST_EVENT_ID = 0x8000
 
@@ -120,7 +121,10 @@ def _process(pid: int | None) -> Process | None:
 def _window(site: Site, process: Process | None) -> Window:
     code = code_map(site.object)
     if process is not None:
-        return plan.plan_window(site, process.read, code)
+        try:
+            return plan.plan_window(site, process.read, code)
+        except RefusedError as error:
+            raise with_owner(error, site, process) from None
     return plan.plan_window(site, lambda addr, size: code.bytes(addr - site.object.bias, size), code)
 
 

@@ -17,7 +17,7 @@ from ptwprobe import _native
 from ptwprobe.errors import RefusalReason, RefusedError
 from ptwprobe.model import Patch
 from ptwprobe.patch.memory import os_error
-from ptwprobe.patch.remote import UnmappedError, error_of
+from ptwprobe.patch.remote import UnmappedError, error_of, native_errors
 
 
 class Code:
@@ -75,6 +75,14 @@ class Code:
             except (RefusedError, UnmappedError) as error:
                 notes.append(f"{_place(patch)} stays: {error.message}")
         return not self.patches
+
+    def adopt(self, patches: Sequence[Patch]) -> None:
+        """Take over patches that another ptwprobe has left, to undo them; they go even if we are killed meanwhile."""
+        none: list[tuple[int, int]] = []
+        sites = [(p.site.runtime_addr, p.new, p.old, len(p.window.displaced), none) for p in patches]
+        with native_errors(self._pid):
+            self._tracer.adopt(self._pid, sites)
+        self.patches += patches
 
     def forget(self) -> None:
         """There is nothing to undo any more."""

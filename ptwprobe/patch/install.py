@@ -15,6 +15,7 @@ from ptwprobe.errors import TargetError, TargetGoneError
 from ptwprobe.model import Patch, RingLayout, ThreadIdSource
 from ptwprobe.patch import threadid
 from ptwprobe.patch.change import Code
+from ptwprobe.patch.journal import Area, Claim, JournalSite
 from ptwprobe.patch.mapped import Mapped
 from ptwprobe.patch.remote import native_errors
 from ptwprobe.process import Process
@@ -31,9 +32,11 @@ class Target:
     was changed), or another TargetError.
     """
 
-    def __init__(self, tracer: _native.Tracer, pid: int) -> None:
+    def __init__(self, tracer: _native.Tracer, pid: int, claim: Claim | None = None) -> None:
+        """``claim``: the right to change the process, whose journal is kept; without it nothing is on disk."""
         self.tracer = tracer
         self.pid = pid
+        self._claim = claim
         self.mapped = Mapped(tracer, pid)
         self.code = Code(tracer, pid)
         self.notes: list[str] = []
@@ -76,7 +79,9 @@ class Target:
         Raises RefusedError (seccomp, tsc-disabled), before anything is mapped, for a target that may not read the time
         stamp counter.
         """
-        return self.mapped.map_ring(rings, ring_bits)
+        ring = self.mapped.map_ring(rings, ring_bits)
+        self._write_journal()
+        return ring
 
     def ring_layout(self) -> RingLayout:
         """The ring as stubs address it. ``map_ring`` comes before."""
@@ -87,6 +92,7 @@ class Target:
     def map_stub_space(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Map page-aligned (address, length) ranges for stubs."""
         self.mapped.map_stub_space(ranges)
+        self._write_journal()
 
     def write_stub(self, addr: int, code: bytes) -> None:
         """Write ``code`` into mapped stub space and compare it with what the target has there."""
@@ -116,12 +122,27 @@ class Target:
     # ------------------------------------------------------------ patching
 
     def apply(self, patches: Sequence[Patch]) -> int:
-        """As ``Code.apply``."""
+        """As ``Code.apply``; first the journal says what will be there."""
+        self._write_journal(patches)
         return self.code.apply(patches)
 
     def undo(self, patches: Sequence[Patch]) -> int:
         """As ``Code.undo``."""
         return self.code.undo(patches)
+
+    def _write_journal(self, coming: Sequence[Patch] = ()) -> None:
+        """What is there, and ``coming``: with it the process can be restored wherever we die from here on.
+
+        A site that the journal names and that is not patched (yet, or any more) does no harm.
+        """
+        if self._claim is not None:
+            sites = [JournalSite.of(patch) for patch in (*self.code.patches, *coming)]
+            self._claim.write(self.mapped.areas, sites)
+
+    def adopt(self, patches: Sequence[Patch], areas: Sequence[Area]) -> None:
+        """Take over what another ptwprobe has left here; ``leave`` takes it out."""
+        self.mapped.adopt(areas)
+        self.code.adopt(patches)
 
     def stubs_are_empty(self) -> bool:
         """Whether no thread is in a stub, nor any stack or signal frame refers to one."""
@@ -144,7 +165,7 @@ class Target:
         except TargetGoneError:
             self.forget()
             raise
-        self.forget()
+        self.forget(clean)
         return clean
 
     def _unmap_all(self) -> bool:
@@ -161,8 +182,13 @@ class Target:
             time.sleep(0.01)
         return True
 
-    def forget(self) -> None:
-        """The process, or its address space, is gone, or we are done with it: let go of what we hold on our side."""
+    def forget(self, clean: bool = True) -> None:
+        """The process, or its address space, is gone, or we are done with it: let go of what we hold on our side.
+
+        ``clean``: nothing of ours is there any more, so the journal goes.
+        """
+        if clean and self._claim is not None:
+            self._claim.clear()
         with contextlib.suppress(TargetError):
             self._close_load_gate()
         self.mapped.forget()

@@ -16,6 +16,7 @@ from ptwprobe import _native
 from ptwprobe.errors import RefusedError, TargetError
 from ptwprobe.model import RingLayout, ThreadIdSource
 from ptwprobe.patch import timestamp
+from ptwprobe.patch.journal import Area, AreaKind
 from ptwprobe.patch.memory import os_error, read
 from ptwprobe.patch.remote import (
     MADV_DONTDUMP,
@@ -46,11 +47,16 @@ from ptwprobe.patch.remote import (
     result,
     scratch,
 )
+from ptwprobe.process import Process
 
 RING_NAME = "ptwprobe-ring"
+"""In full ``ptwprobe-ring:PID:START``: for which process it was made, as that process sees itself, and when it started
+(clock ticks since boot), so that a fork child of it can be told from it."""
 STUB_NAME = "[uprobes-ptwrite]"
 LOAD_GATE_OFFSET = 0x80
 """Of the load gate in the ring's header page; the layout is told in ``native/src/ring``."""
+RECORDER_OFFSET = 0xC0
+"""Same of the word that tells anybody who sees the ring that its recorder lives; a robust futex of the tracing task."""
 INT3 = b"\xcc"
 
 
@@ -62,6 +68,15 @@ class _StubSpace:
     length: int
     fd: int
     file_offset: int
+
+
+def ring_name(made_for: tuple[int, int]) -> str:
+    """The name of the ring of a process: (pid as it sees itself, start time)."""
+    return f"{RING_NAME}:{made_for[0]}:{made_for[1]}"
+
+
+_NO_FD = -1
+"""Of stubs that another ptwprobe has written."""
 
 
 def _mmap(addr: Argument, length: int, prot: int, flags: int, fd: int = -1, offset: int = 0) -> Call:
@@ -77,6 +92,8 @@ class Mapped:
         self.mappings: list[tuple[int, int]] = []
         """(address, length) of everything, stubs among it."""
         self.ring: _native.RingMemory | None = None
+        self.ring_of: tuple[int, int] | None = None
+        """For which process, as the name of the ring says it."""
         self._spaces: list[_StubSpace] = []
         self._ring_shape = (0, 0, 0)
         self._control_addr = 0
@@ -109,7 +126,9 @@ class Mapped:
         control_len, _ = _native.RingMemory.layout(rings, ring_bits)
         size = 1 << ring_bits
         span = control_len + rings * 2 * size
-        fd, remote_fd = self.create_memfd(RING_NAME)
+        process = Process(self.pid)
+        self.ring_of = process.namespace_tid(self.pid), process.start_time
+        fd, remote_fd = self.create_memfd(ring_name(self.ring_of))
         read_write = PROT_READ | PROT_WRITE
         try:
             ring = _native.RingMemory(fd, rings, ring_bits)
@@ -134,6 +153,8 @@ class Mapped:
         self.ring, self._ring_shape = ring, (rings, ring_bits, control_len)
         self._control_addr, self._data_addr, self._gate_addr = base, base + control_len, gate
         self._tell_mapped()
+        with native_errors(self.pid):
+            self.tracer.hold_gate(ring.recorder_ptr)
         return ring
 
     def ring_layout(self, thread_id: tuple[ThreadIdSource, int]) -> RingLayout:
@@ -201,6 +222,26 @@ class Mapped:
         except OSError as error:
             raise os_error(self.pid, "writing the gate", error) from error
 
+    def adopt(self, areas: Sequence[Area]) -> None:
+        """Take over what another ptwprobe has mapped here, to unmap it."""
+        for area in areas:
+            self.mappings.append((area.start, area.length))
+            if area.kind is AreaKind.STUBS:
+                self._spaces.append(_StubSpace(area.start, area.length, _NO_FD, 0))
+            elif area.kind is AreaKind.GATE:
+                self._gate_addr = area.start
+        self._tell_mapped()
+
+    @property
+    def areas(self) -> list[Area]:
+        """All of it, for the journal."""
+        stubs = {(s.addr, s.length) for s in self._spaces}
+        kind = {self._gate_addr: AreaKind.GATE, self._control_addr: AreaKind.RING}
+        return [
+            Area(AreaKind.STUBS if (addr, length) in stubs else kind.get(addr, AreaKind.RING), addr, length)
+            for addr, length in self.mappings
+        ]
+
     def unmap(self) -> list[int]:
         """Unmap everything unless a thread is in a stub or returns into one: the tids of those."""
         with native_errors(self.pid):
@@ -216,7 +257,10 @@ class Mapped:
         """It is gone, or somebody else's now: let go of what we hold on our side."""
         with contextlib.suppress(TargetError), native_errors(self.pid):
             self.tracer.set_mapped(self.pid, [], [])
-        for fd in {s.fd for s in self._spaces}:
+        if self.ring is not None:
+            with contextlib.suppress(TargetError), native_errors(self.pid):
+                self.tracer.release_gate(self.ring.recorder_ptr)
+        for fd in {s.fd for s in self._spaces} - {_NO_FD}:
             os.close(fd)
         self._spaces.clear()
         self.mappings.clear()

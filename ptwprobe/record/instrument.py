@@ -16,6 +16,7 @@ from ptwprobe.model import Event, Patch, Probe, RingLayout, Site, StubForm, Wind
 from ptwprobe.patch import build, plan
 from ptwprobe.patch.codemaps import code_map
 from ptwprobe.patch.install import Target
+from ptwprobe.patch.journal import Claim
 from ptwprobe.patch.mapped import STUB_NAME
 from ptwprobe.patch.place import AddressSpace, Allocator, lowest_mappable, read_brk_start
 from ptwprobe.patch.remote import RemoteCallError
@@ -73,7 +74,7 @@ def plan_sites(process: Process, probes: Sequence[Probe], events: EventTable, ta
                 window = plan.plan_window(site, process.read, code_map(site.object))
                 patched.take(site, window)
             except RefusedError as error:
-                refused.append(RefusedSite(probe, site, _with_owner(error, site, process, code)))
+                refused.append(RefusedSite(probe, site, with_owner(error, site, process)))
                 continue
             planned.append(PlannedSite(probe, site, window, events.event_for(probe, site)))
         if not planned and refused:
@@ -95,15 +96,16 @@ def _check_mapped(site: Site, code: Sequence[Mapping]) -> None:
     raise NotYetError(f"{site.object.path} is not mapped as code at {site.runtime_addr:#x}")
 
 
-def _with_owner(error: RefusedError, site: Site, process: Process, code: Sequence[Mapping]) -> RefusedError:
+def with_owner(error: RefusedError, site: Site, process: Process) -> RefusedError:
     """``error`` with a better hint where the foreign jump leads into stubs of another ptwprobe."""
     if error.reason is RefusalReason.FOREIGN_PROBE:
         jump = process.read(site.runtime_addr, 5)
         target = site.runtime_addr + 5 + int.from_bytes(jump[1:], "little", signed=True)
-        if jump[:1] == b"\xe9" and any(m.start <= target < m.end and STUB_NAME in m.path for m in code):
+        ours = (m for m in process.maps() if STUB_NAME in m.path)
+        if jump[:1] == b"\xe9" and any(m.start <= target < m.end for m in ours):
             hint = (
-                "another ptwprobe records this function, or did when this process was forked: wait for its end, or "
-                "restart a process that inherited the patch"
+                f"it is a ptwprobe's: `ptwprobe status -p {process.pid}` says whose, and unless that still records, "
+                f"`ptwprobe detach -p {process.pid}` takes it out"
             )
             return RefusedError(error.reason, error.message, hint)
     return error
@@ -112,9 +114,10 @@ def _with_owner(error: RefusedError, site: Site, process: Process, code: Sequenc
 class Instrumented:
     """A process with a ring and, between ``install`` and ``remove``, with patches."""
 
-    def __init__(self, tracer: _native.Tracer, process: Process) -> None:
+    def __init__(self, tracer: _native.Tracer, process: Process, claim: Claim | None = None) -> None:
         self.process = process
-        self.target = Target(tracer, process.pid)
+        self.claim = claim
+        self.target = Target(tracer, process.pid, claim)
         self.patches: list[Patch] = []
         self.ring: _native.RingMemory | None = None
         self.layout: RingLayout | None = None

@@ -25,6 +25,7 @@ from ptwprobe.errors import (
     UsageError,
 )
 from ptwprobe.model import Probe, Totals
+from ptwprobe.patch.recover import has_ours, restore, sweep
 from ptwprobe.probe.spec import parse
 from ptwprobe.process import Process, process_of_thread
 from ptwprobe.record import folder
@@ -133,6 +134,7 @@ class Session:
         if self._targets is not None:
             raise UsageError("a probe was added to a session that is recording", "add all probes before start()")
         for process in self._processes:
+            self._restore(process)
             plan_sites(process, [parsed], EventTable())
         self.probes.append(parsed)
 
@@ -154,6 +156,7 @@ class Session:
         """
         if not self.probes:
             raise UsageError("no probe was given", "add one, such as -e 'libc:malloc size=$arg1'")
+        sweep()
         plans = [(p, plan_sites(p, self.probes, self.events)) for p in self._processes]
         self._started_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         self._folder = folder.SessionFolder.create(self.output)
@@ -270,6 +273,16 @@ class Session:
         self.stop()
 
     # ------------------------------------------------------------ steps
+
+    def _restore(self, process: Process) -> None:
+        """Take out what an earlier recorder, or that of the parent before a fork, has left in ``process``."""
+        if not has_ours(process):
+            return
+        done = restore(process)
+        if done.sites or done.areas:
+            self.note(f"process {process.pid} still had {done.sites} patched sites of an earlier recording: restored")
+        for text in done.left:
+            self.note(f"process {process.pid}: {text}")
 
     def _step_launch(self, targets: Targets, launching: Launching, timeout_ms: int) -> None:
         """Put in the probes whose objects the command has mapped by now."""

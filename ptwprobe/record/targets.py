@@ -17,6 +17,8 @@ from typing import Any
 from ptwprobe import _native
 from ptwprobe.errors import PtwprobeError, TargetError, TargetGoneError, UnsupportedError
 from ptwprobe.model import Patch
+from ptwprobe.patch import recover
+from ptwprobe.patch.journal import Claim
 from ptwprobe.patch.remote import native_errors
 from ptwprobe.probe import elf
 from ptwprobe.process import Process
@@ -49,6 +51,7 @@ class Targets:
         self.described: list[dict[str, Any]] = []
         """Who the targets are, for session.json."""
         self.closed = False
+        self._claims: list[Claim] = []
         self._ring_bits = ring_bits
         self._note = note
 
@@ -56,7 +59,9 @@ class Targets:
 
     def open(self, process: Process) -> Live:
         """Attach to ``process``, give it a ring and make it known to the recorder."""
-        live = Live(Instrumented(self.tracer, process))
+        claim = Claim.take(process)
+        self._claims.append(claim)
+        live = Live(Instrumented(self.tracer, process, claim))
         try:
             ring = live.instrumented.map_ring(rings_needed(), self._ring_bits)
         except BaseException:
@@ -126,6 +131,7 @@ class Targets:
         self.live.remove(live)
         live.instrumented.forget()
         self.recorder.drop_target(live.pid)
+        self._tell_children(live)
 
     def command_status(self, pid: int) -> int | None:
         """Exit status of a command that we started, as a shell shows it: 128 + signal for one that was killed."""
@@ -146,6 +152,7 @@ class Targets:
                 self._remove(live)
             except TargetGoneError:
                 live.instrumented.forget()
+                self._tell_children(live)
             except PtwprobeError as error:
                 failures.append(error)
             self.recorder.drop_target(live.pid)
@@ -158,23 +165,50 @@ class Targets:
         deadline = time.monotonic() + REMOVE_SECONDS
         while True:
             try:
-                live.instrumented.remove()
+                if live.instrumented.remove():
+                    self._remove_older(live)
                 for text in live.instrumented.notes:
                     self._note(text)
+                self._tell_children(live)
                 return
             except TargetGoneError:
                 raise
             except (TargetError, UnsupportedError):
                 if time.monotonic() >= deadline:
                     sites = ", ".join(f"{p.site.runtime_addr:#x}" for p in live.instrumented.patches[:8])
-                    self._note(f"process {live.pid} keeps its patches at {sites}; they emit nothing and do no harm")
+                    self._note(
+                        f"process {live.pid} keeps its patches at {sites}; they emit nothing and do no harm; "
+                        f"`ptwprobe detach -p {live.pid}` takes them out later"
+                    )
                     raise
             time.sleep(RETRY_SECONDS)
+
+    def _remove_older(self, live: Live) -> None:
+        """What an earlier recording had to leave mapped, since a thread was in a stub, may go now."""
+        process = live.instrumented.process
+        with contextlib.suppress(PtwprobeError):
+            if recover.has_ours(process):
+                recover.restore(process, live.instrumented.claim)
+
+    def _tell_children(self, live: Live) -> None:
+        """Name the processes that were forked meanwhile and have the patches, too."""
+        with contextlib.suppress(PtwprobeError):
+            origin = live.instrumented.target.mapped.ring_of
+            children = recover.forked_from(origin) if origin else []
+            if children:
+                pids = ", ".join(str(child.pid) for child in children[:8]) + (", ..." if len(children) > 8 else "")
+                self._note(
+                    f"forked from process {live.pid} while it was recorded, with the same patches, which emit nothing "
+                    f"there: {pids}; `ptwprobe detach -p {live.pid} --all` takes them out"
+                )
 
     def close(self) -> dict[str, Any]:
         """End the recording and the tracing; the recorder's final counts."""
         stats: dict[str, Any] = self.recorder.stop()
+        # What could not be restored is tried once more as the tracing ends.
         self.tracer.close()
+        for claim in self._claims:
+            claim.end()
         self.closed = True
         return stats
 

@@ -95,7 +95,7 @@ def test_a_target_that_somebody_traces_is_refused_by_the_tracers_name(
     assert not (tmp_path / "s.ptw").exists()
 
 
-def test_a_second_recorder_on_the_same_function_is_told_who_has_it(
+def test_a_second_recorder_on_the_same_process_is_told_who_has_it(
     progs: Programs, start: Start, tmp_path: Path
 ) -> None:
     target = start(progs("calls"), "1", "100000000", "1000")
@@ -103,10 +103,13 @@ def test_a_second_recorder_on_the_same_function_is_told_who_has_it(
         first.add(PROBE)
         first.start()
         second = ptwprobe.Session(pid=target.pid, output=tmp_path / "two.ptw")
-        with pytest.raises(RefusedError) as caught:
-            second.add(PROBE)
-        assert caught.value.reason is RefusalReason.FOREIGN_PROBE
-        assert "another ptwprobe" in caught.value.hint
+        for probe in (PROBE, "main"):
+            with pytest.raises(RefusedError) as caught:
+                second.add(probe)
+            assert caught.value.reason is RefusalReason.BUSY
+            assert f"(pid {os.getpid()})" in caught.value.message
+        sites = run("list", "-p", str(target.pid), "--sites", "probe_me").good().stdout.decode()
+        assert f"ptwprobe detach -p {target.pid}" in sites
 
 
 def test_a_thread_of_another_process_is_a_mistake(progs: Programs, start: Start, tmp_path: Path) -> None:

@@ -78,6 +78,11 @@ impl RingMemory {
         self.memory.load_gate().as_ptr() as usize
     }
 
+    #[getter]
+    fn recorder_ptr(&self) -> usize {
+        self.memory.recorder().as_ptr() as usize
+    }
+
     fn lost_no_ring(&self) -> u64 {
         self.memory.lost_no_ring()
     }

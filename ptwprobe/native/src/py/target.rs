@@ -90,6 +90,15 @@ impl Tracer {
         self.run(py, move |owner| owner.apply(pid, &sites, all_words))
     }
 
+    fn adopt(&self, py: Python<'_>, pid: i32, sites: Vec<PySite>) -> PyResult<()> {
+        let site = |(addr, old, new, window_len, moves)| Site { addr, old, new, window_len, moves };
+        let sites = sites.into_iter().map(site).collect();
+        self.run(py, move |owner| {
+            owner.adopt(pid, sites);
+            Ok(())
+        })
+    }
+
     fn threads(&self, py: Python<'_>, pid: i32) -> PyResult<Vec<PyThread>> {
         let threads = self.run(py, move |owner| owner.threads(pid))?;
         Ok(threads.iter().map(|t| (t.tid, t.rip, t.rsp, t.fs_base, t.orig_rax, t.rax)).collect())
@@ -173,6 +182,12 @@ impl Tracer {
     }
 }
 
+#[pyfunction]
+fn share_memory(pid: i32, other: i32) -> bool {
+    crate::tracee::share_memory(pid, other)
+}
+
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(share_memory, module)?)?;
     module.add_class::<Tracer>()
 }

@@ -172,6 +172,11 @@ impl RingMemory {
         self.control.half(HEADER_LOAD_GATE)
     }
 
+    /// The word that says whether somebody records, in our own address space.
+    pub fn recorder(&self) -> &AtomicU32 {
+        self.control.half(HEADER_RECORDER)
+    }
+
     /// A word of ring `ring`'s control block. `ring` is below `layout().rings`.
     pub(super) fn control_word(&self, ring: u32, field: usize) -> &AtomicU64 {
         self.control.word(self.layout.control_offset(ring) + field)

@@ -4,7 +4,7 @@
 //!
 //! | file offset | what |
 //! |---|---|
-//! | 0 | header: magic, version, rings, ring_bits; `lost_no_ring`; load gate |
+//! | 0 | header: magic, version, rings, ring_bits; `lost_no_ring`; load gate; recorder |
 //! | 0x1000 + i * 0x100 | control of ring i: head (stubs), lost (stubs), tail (reader), each in its own cache line |
 //! | `control_len` + (i << ring_bits) | data of ring i, mapped twice in a row on both sides: a record is contiguous |
 //!
@@ -43,6 +43,8 @@ pub const HEADER_RING_BITS: usize = 0x10;
 pub const HEADER_LOST_NO_RING: usize = 0x40;
 /// u32, a robust futex: the tid of the thread that catches faults of stub loads, 0 where nobody does.
 pub const HEADER_LOAD_GATE: usize = 0x80;
+/// u32, a robust futex: the tid of the recorder's tracing task, 0 or marked as dead where nobody records any more.
+pub const HEADER_RECORDER: usize = 0xc0;
 
 /// File offset of the first ring's control block, and the size of each, in bytes.
 pub const CONTROL_START: usize = 0x1000;

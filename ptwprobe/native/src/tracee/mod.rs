@@ -31,6 +31,7 @@ pub use plan::Site;
 pub use remote::{Arg, Call};
 pub use scan::ThreadState;
 pub use spawn::{Event, EventKind, Halt, Handle};
+pub use sys::shares_memory as share_memory;
 
 /// What went wrong: a stable word, a sentence, and the address that it is about.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -150,6 +150,11 @@ impl Owner {
         Ok(u64::try_from(stood.as_nanos()).unwrap_or(u64::MAX))
     }
 
+    /// Take over the changes that somebody else made: `sites` undo them, and are made when we end or die.
+    pub fn adopt(&mut self, pid: i32, sites: Vec<Site>) {
+        self.installed.insert(pid, sites);
+    }
+
     /// Leaves the target standing where the change was made; returns when it came to a stand.
     fn make_change(&mut self, pid: i32, plan: &mut Plan<'_>) -> Result<Instant> {
         let mut obstacle = None;

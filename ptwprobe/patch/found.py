@@ -1,0 +1,402 @@
+"""What a process has of ours, whoever put it there and however that ended; nothing is stopped or changed for it.
+
+Responsible for reading it out of the process itself: mappings have telling names, a stub tells its site, and the bytes
+at the site tell whether it is patched. A journal adds what no name tells (the gate's page, pages that were put aside).
+So a fork child, or a process whose journal was lost, is known as well. Nothing found here is taken on trust: a stub is
+one only if it assembles to the very bytes that are there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from ptwprobe import _native
+from ptwprobe.errors import PtwprobeError, TargetGoneError
+from ptwprobe.model import ObjectFile, Patch, Site, Stub, Tactic, Window
+from ptwprobe.patch import journal
+from ptwprobe.patch.journal import Area, AreaKind, Entry
+from ptwprobe.patch.mapped import RECORDER_OFFSET, RING_NAME, STUB_NAME, ring_name
+from ptwprobe.patch.plan import JUMP
+from ptwprobe.process import Mapping, Process
+from ptwprobe.stub.match import match_stub
+
+MEMFD = "/memfd:"
+_RING_NAME = re.compile(re.escape(MEMFD + RING_NAME) + r":([0-9]+):([0-9]+)")
+_NOT_FILLING = re.compile(rb"[^\xcc]")
+_MOST_STUB_BYTES = 64 << 20
+"""Of one process; what lies behind is not looked at, and said to be unknown."""
+_FUTEX_OWNER_DIED = 0x4000_0000
+_FUTEX_TID_MASK = 0x3FFF_FFFF
+
+
+class State(Enum):
+    """How it came that a process has something of ours; the value is the name in every output."""
+
+    RECORDED = "recorded"
+    """A recorder is at work on it."""
+    LEFT_OVER = "left-over"
+    """Its recorder is gone without having restored it."""
+    INHERITED = "inherited"
+    """Its parent was recorded when it was forked; it emits nothing."""
+    KEPT = "kept"
+    """The code is as it was; the stubs are still there, since a thread was in one."""
+
+
+class SiteState(Enum):
+    PATCHED = "patched"
+    RESTORED = "restored"
+    """The code is as it was, though there is still a stub for it."""
+    CHANGED = "changed"
+    """Neither our jump nor the original bytes."""
+    NO_STUB = "no-stub"
+    """Our jump as the journal tells it, but what it leads to is no stub of this version."""
+
+
+@dataclass(frozen=True)
+class FoundSite:
+    """A place in the code for which there is a stub. ``patch`` undoes to what was there; None where that is not sure.
+
+    ``memory``: the bytes that are there now.
+    """
+
+    addr: int
+    stub_addr: int
+    path: str
+    state: SiteState
+    memory: bytes
+    patch: Patch | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A process with something of ours in it.
+
+    ``recorder``: pid of who records it (for an inherited one: its parent), 0 if nobody does or it is not known.
+    ``origin``: (pid as it sees itself, start time) of the process for which the ring was made. ``unknown``: what is not
+    understood, a sentence each.
+    """
+
+    process: Process
+    state: State
+    recorder: int
+    origin: tuple[int, int] | None
+    areas: tuple[Area, ...]
+    sites: tuple[FoundSite, ...]
+    unknown: tuple[str, ...]
+    entry: Entry | None
+
+    @property
+    def journal_problem(self) -> str:
+        """Why its journal is not used, "" where it is or there is none."""
+        return self.entry.problem if self.entry else ""
+
+    @property
+    def patched(self) -> list[Patch]:
+        return [s.patch for s in self.sites if s.state is SiteState.PATCHED and s.patch is not None]
+
+
+def look(process: Process, *, claimed: bool = False) -> Found | None:
+    """What ``process`` has of ours, None if there is nothing. ``claimed``: the lock on the process is ours.
+
+    Raises TargetGoneError, PermissionDeniedError.
+    """
+    maps = process.maps()
+    if not _any(process, maps):
+        return None
+    entry = journal.find(process)
+    stubs, unknown = _stubs(process, _named_areas(maps, STUB_NAME, AreaKind.STUBS))
+    rings = _rings(process, maps, stubs)
+    areas = _named_areas(maps, STUB_NAME, AreaKind.STUBS) + [area for area, _ in rings]
+    sites = _sites(process, maps, stubs, entry)
+    areas += _nameless_areas(maps, stubs, entry)
+    origin = next((origin for _, origin in rings), None)
+    recorder, recorded = _recorder(process, areas, origin, claimed)
+    if recorded:
+        state = State.RECORDED
+    elif origin is not None and not _is(process, origin):
+        state = State.INHERITED
+    elif all(s.state is SiteState.RESTORED for s in sites) and not unknown:
+        state = State.KEPT
+    else:
+        state = State.LEFT_OVER
+    return Found(process, state, recorder, origin, tuple(areas), tuple(sites), tuple(unknown), entry)
+
+
+def has_ours(process: Process) -> bool:
+    """Whether there is anything at all; quick."""
+    return _any(process, process.maps())
+
+
+def processes() -> Iterator[Process]:
+    """All processes that we may look into and that have something of ours."""
+    for item in Path("/proc").iterdir():
+        if item.name.isdecimal():
+            with contextlib.suppress(PtwprobeError, OSError):
+                maps = (item / "maps").read_bytes()
+                if any((MEMFD + name).encode() in maps for name in (RING_NAME, STUB_NAME)):
+                    process = Process(int(item.name))
+                    if has_ours(process):
+                        yield process
+
+
+def identity_in_ring(process: Process) -> tuple[int, int]:
+    """What the name of a ring says that was made for ``process``: (pid as it sees itself, start time)."""
+    return process.namespace_tid(process.pid), process.start_time
+
+
+def forked_from(origin: tuple[int, int]) -> list[Process]:
+    """The processes that inherited the ring of ``origin`` (see ``identity_in_ring``)."""
+    return [p for p in processes() if origin in _origins(p) and not _is(p, origin)]
+
+
+def family(pid: int) -> list[Process]:
+    """The processes, other than ``pid``, that inherited something of ours from it; it may have ended."""
+    try:
+        process = Process(pid)
+        own, rings = identity_in_ring(process), _origins(process)
+    except TargetGoneError:
+        return [p for p in processes() for origin in _origins(p) if origin[0] == pid and not _is(p, origin)]
+    inherited = [p for p in processes() if rings & _origins(p) and p.pid != pid and _descends(p.pid, pid)]
+    return forked_from(own) + [p for p in inherited if own not in _origins(p)]
+
+
+def _descends(pid: int, ancestor: int) -> bool:
+    while pid > 1:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            return False
+        if pid == ancestor:
+            return True
+    return False
+
+
+# ---------------------------------------------------------------- mappings
+
+
+def _any(process: Process, maps: Sequence[Mapping]) -> bool:
+    return any(m.path in (MEMFD + STUB_NAME, MEMFD + ring_name(identity_in_ring(process))) for m in maps)
+
+
+def _named_areas(maps: Sequence[Mapping], name: str, kind: AreaKind) -> list[Area]:
+    """Mappings that follow one another in one file (a ring is mapped in parts) are one area."""
+    found: list[Area] = []
+    inode = 0
+    for m in maps:
+        if m.path != MEMFD + name:
+            continue
+        if found and found[-1].end == m.start and inode == m.inode:
+            found[-1] = Area(kind, found[-1].start, m.end - found[-1].start)
+        else:
+            found.append(Area(kind, m.start, m.end - m.start))
+        inode = m.inode
+    return found
+
+
+def _rings(process: Process, maps: Sequence[Mapping], stubs: Sequence[Stub]) -> list[tuple[Area, tuple[int, int]]]:
+    """The rings that were made for this process, or that its stubs write to, and what their names say.
+
+    A recorder has the rings of its targets mapped, too; those are none of these.
+    """
+    own = identity_in_ring(process)
+    used = {s.request.ring.control_addr for s in stubs if s.request.ring is not None}
+    names = dict.fromkeys(m.path for m in maps if m.path.startswith(MEMFD + RING_NAME))
+    found = []
+    for path in names:
+        match = _RING_NAME.fullmatch(path)
+        origin = (int(match[1]), int(match[2])) if match else (0, 0)
+        areas = _named_areas(maps, path.removeprefix(MEMFD), AreaKind.RING)
+        found += [(area, origin) for area in areas if origin == own or area.start in used]
+    return found
+
+
+def _nameless_areas(maps: Sequence[Mapping], stubs: Sequence[Stub], entry: Entry | None) -> list[Area]:
+    """The gates' pages: stubs name them, and the journal does. Only what is such a page now."""
+    told = {s.request.ring.gate_addr for s in stubs if s.request.ring is not None}
+    if entry is not None and entry.journal is not None:
+        told |= {a.start for a in entry.journal.areas if a.kind is AreaKind.GATE}
+    page = 4096
+    anonymous = [m for m in maps if not m.inode and m.perms == "rw-p" and not m.path]
+    gates = {t for t in told if not t % page and any(m.start <= t < m.end for m in anonymous)}
+    return [Area(AreaKind.GATE, gate, page) for gate in sorted(gates)]
+
+
+def _origins(process: Process) -> set[tuple[int, int]]:
+    """What the names of the rings say of a process that has stubs; a recorder has none."""
+    maps = process.maps()
+    if not any(m.path == MEMFD + STUB_NAME for m in maps):
+        return set()
+    return {(int(match[1]), int(match[2])) for m in maps if (match := _RING_NAME.fullmatch(m.path))}
+
+
+def _is(process: Process, origin: tuple[int, int]) -> bool:
+    return origin == identity_in_ring(process)
+
+
+# ---------------------------------------------------------------- who records
+
+
+def _recorder(
+    process: Process, areas: Sequence[Area], origin: tuple[int, int] | None, claimed: bool
+) -> tuple[int, bool]:
+    """(pid of the recorder, whether it records this very process): by our locks, else by the ring's own word.
+
+    The latter is right for recorders of other users, too, and where the folder of the locks was removed.
+    """
+    if not claimed and (who := journal.holder(process)):
+        return who.pid, True
+    task = max((_recorder_word(process, area) for area in areas if area.kind is AreaKind.RING), default=0)
+    if not task or origin is None:
+        return 0, False
+    return _recorder_of_task(task), _is(process, origin) or _shares_memory_with(process, origin)
+
+
+def _recorder_word(process: Process, ring: Area) -> int:
+    try:
+        word = int.from_bytes(process.read(ring.start + RECORDER_OFFSET, 4), "little")
+    except PtwprobeError:
+        return 0
+    return 0 if word & _FUTEX_OWNER_DIED else word & _FUTEX_TID_MASK
+
+
+def _recorder_of_task(task: int) -> int:
+    """The recorder whose tracing task has that pid; the task itself where that cannot be seen."""
+    try:
+        status = Path(f"/proc/{task}/status").read_text()
+    except OSError:
+        return task
+    return int(status.partition("PPid:")[2].split()[0]) if "ptwprobe-owner" in status else task
+
+
+def _shares_memory_with(process: Process, origin: tuple[int, int]) -> bool:
+    """Whether it is another process in the memory of ``origin`` (CLONE_VM without CLONE_THREAD, vfork)."""
+    for item in Path("/proc").iterdir():
+        if item.name.isdecimal():
+            with contextlib.suppress(PtwprobeError):
+                if _is(Process(int(item.name)), origin):
+                    return _native.share_memory(process.pid, int(item.name))
+    return False
+
+
+# ---------------------------------------------------------------- stubs and sites
+
+
+def _stubs(process: Process, areas: Sequence[Area]) -> tuple[list[Stub], list[str]]:
+    """All stubs in ``areas``, and what of the areas is neither stub nor filling."""
+    stubs, unknown = [], []
+    left = _MOST_STUB_BYTES
+    for area in areas:
+        if area.length > left:
+            unknown.append(f"the {area.length:,} bytes of stubs at {area.start:#x} are more than can be looked through")
+            continue
+        left -= area.length
+        code = process.read(area.start, area.length)
+        at = 0
+        while more := _NOT_FILLING.search(code, at):
+            stub = match_stub(code[more.start() :], area.start + more.start())
+            if stub is None:
+                strange = area.start + more.start()
+                unknown.append(f"the bytes at {strange:#x}, among our stubs, are no stub of this version of ptwprobe")
+                break
+            stubs.append(stub)
+            at = stub.end - area.start
+    return stubs, unknown
+
+
+def _sites(process: Process, maps: Sequence[Mapping], stubs: Sequence[Stub], entry: Entry | None) -> list[FoundSite]:
+    by_addr: dict[int, FoundSite] = {}
+    for stub in stubs:
+        site = _site(process, maps, stub)
+        known = by_addr.get(site.addr)
+        # A site that was probed again has a stub of each time, and a jump to one of them at most.
+        if known is None or site.state is SiteState.PATCHED or known.state is SiteState.CHANGED:
+            by_addr[site.addr] = site
+    if entry is not None and entry.journal is not None:
+        for told in entry.journal.sites:
+            if told.addr not in by_addr and _read(process, told.addr, len(told.new)) == told.new:
+                by_addr[told.addr] = FoundSite(told.addr, told.stub, told.path, SiteState.NO_STUB, told.new)
+    return sorted(by_addr.values(), key=lambda s: s.addr)
+
+
+def _site(process: Process, maps: Sequence[Mapping], stub: Stub) -> FoundSite:
+    """What is at the site that ``stub`` was made for."""
+    patch = patch_of(stub, maps)
+    addr, path = patch.site.runtime_addr, patch.site.object.path
+    memory = _read(process, addr, JUMP)
+    if memory == jump(addr, stub.addr):
+        return FoundSite(addr, stub.addr, path, SiteState.PATCHED, memory, patch)
+    now = memory[: len(patch.old)]
+    if now == patch.old or not memory or now == _in_file(process, maps, addr, len(now)):
+        # Unmapped, or mapped over: the object that was patched is not there any more.
+        return FoundSite(addr, stub.addr, path, SiteState.RESTORED, memory, patch)
+    return FoundSite(addr, stub.addr, path, SiteState.CHANGED, memory, patch)
+
+
+def patch_of(stub: Stub, maps: Sequence[Mapping]) -> Patch:
+    """The patch that leads to ``stub``, as far as the stub tells; enough to undo it."""
+    request = stub.request
+    addr = request.site_addr
+    written = min(JUMP, len(request.displaced))
+    mapping = next((m for m in maps if m.start <= addr < m.end), None)
+    path, device, inode = (mapping.path, mapping.device, mapping.inode) if mapping else ("", 0, 0)
+    offset = addr - mapping.start + mapping.offset if mapping else 0
+    return Patch(
+        site=Site(
+            object=ObjectFile(path=path, open_path="", build_id="", device=device, inode=inode, bias=0),
+            function="",
+            symbol="",
+            function_vaddr=0,
+            function_size=0,
+            vaddr=0,
+            file_offset=offset,
+            runtime_addr=addr,
+            is_entry=False,
+        ),
+        event_id=request.event_id,
+        window=Window(
+            tactic=Tactic.WINDOW if written == JUMP else Tactic.PUN,
+            site_addr=addr,
+            displaced=request.displaced,
+            written=written,
+            target_min=stub.addr,
+            target_max=stub.addr,
+        ),
+        stub=stub,
+        old=request.displaced[:written],
+        new=jump(addr, stub.addr)[:written],
+    )
+
+
+def jump(from_addr: int, to_addr: int) -> bytes:
+    """The 5-byte jump; of addresses too far apart one that leads elsewhere, which is found nowhere."""
+    return b"\xe9" + (to_addr - from_addr - JUMP & 0xFFFF_FFFF).to_bytes(4, "little")
+
+
+def _read(process: Process, addr: int, size: int) -> bytes:
+    """Empty where nothing is mapped."""
+    try:
+        return process.read(addr, size)
+    except TargetGoneError:
+        raise
+    except PtwprobeError:
+        return b""
+
+
+def _in_file(process: Process, maps: Sequence[Mapping], addr: int, size: int) -> bytes | None:
+    mapping = next((m for m in maps if m.start <= addr < m.end), None)
+    if mapping is None or not mapping.is_file:
+        return None
+    try:
+        with process.open_mapped(mapping) as file:
+            file.seek(addr - mapping.start + mapping.offset)
+            return file.read(size)
+    except (PtwprobeError, OSError):
+        return None
+
+
+__all__ = ["Found", "FoundSite", "SiteState", "State", "family", "forked_from", "has_ours", "look", "processes"]

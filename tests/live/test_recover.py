@@ -1,0 +1,462 @@
+"""Whatever dies: the target runs on right, ``status`` says what is in it, ``detach`` takes it out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import cli
+from tests.cli import Recording
+from tests.live.test_ends import code_at
+from tests.recorders import kill_both, layout, our_mappings, status_of
+from tests.symbols import function
+from tests.targets import Target
+
+pytestmark = pytest.mark.needs("root")
+
+Programs = Callable[..., Path]
+Start = Callable[..., Target]
+PROBE = "probe_me a=$arg1:s64 b=$arg2:s64"
+FOLDER = Path("/run/ptwprobe")
+
+
+@pytest.fixture
+def worker(progs: Programs, start: Start) -> Target:
+    """Calls ``probe_me`` until its stdin ends, checks what it returns, forks at each line."""
+    return start(progs("forks_on"))
+
+
+def check_whole(worker: Target, binary: Path) -> None:
+    """The target's code is the file's again, and it has come to the right results all the time."""
+    offset = function(binary, "probe_me")[1]
+    assert code_at(worker, binary) == binary.read_bytes()[offset : offset + 16]
+    assert worker.finish().endswith("wrong=0 bad=0\n")
+    assert worker.exit_code == 0
+
+
+def files_of(pid: int) -> list[str]:
+    """What the folder of journals has about a process."""
+    return [item.name for item in FOLDER.iterdir() if item.name.startswith(f"{pid}-")]
+
+
+def fork(target: Target, nth: int = 1) -> int:
+    """Let the worker make its ``nth`` child."""
+    target.go()
+    return int(target.wait_for(f"child {nth} ").split()[2])
+
+
+def leave_behind(target: Target, session: Path, *probes: str) -> None:
+    """Record for a moment, and kill the recorder and its tracing task."""
+    words = [word for probe in probes or (PROBE,) for word in ("-e", probe)]
+    with Recording("-p", str(target.pid), *words, "-o", session) as recording:
+        time.sleep(0.1)
+        kill_both(recording.process)
+
+
+def test_after_a_death_of_both_the_target_runs_on_and_is_restored(
+    progs: Programs, worker: Target, tmp_path: Path
+) -> None:
+    before = layout(worker.pid)
+    assert status_of(worker.pid) is None
+    with Recording("-p", str(worker.pid), "-e", PROBE, "-o", tmp_path / "s.ptw") as recording:
+        time.sleep(0.2)
+        found = status_of(worker.pid)
+        assert found is not None
+        assert (found["state"], found["recorder"]) == ("recorded", recording.process.pid)
+        kill_both(recording.process)
+    found = status_of(worker.pid)
+    assert found is not None
+    assert (found["state"], found["recorder"], found["comm"]) == ("left-over", None, "forks_on")
+    assert [site["state"] for site in found["sites"]] == ["patched"]
+    assert {m["kind"] for m in found["mappings"]} == {"ring", "gate", "stubs"}
+    assert Path(found["journal"]).exists()
+    assert "left-over" in cli.run("status").good().stdout.decode()
+    done = cli.run("detach", "-p", str(worker.pid)).good()
+    assert done.stdout == f"process {worker.pid} (forks_on): 1 site restored, 3 mappings taken out\n".encode()
+    assert status_of(worker.pid) is None
+    assert layout(worker.pid) == before
+    assert not files_of(worker.pid)
+    assert "has nothing of ptwprobe" in cli.run("detach", "-p", str(worker.pid)).good().stdout.decode()
+    check_whole(worker, progs("forks_on"))
+
+
+def test_a_target_that_nobody_restores_comes_to_its_right_end(worker: Target, tmp_path: Path) -> None:
+    leave_behind(worker, tmp_path / "s.ptw")
+    assert worker.finish().endswith("wrong=0 bad=0\n")
+    # The journal of a process that has ended goes with the next command.
+    worker.process.wait()
+    cli.run("status").good()
+    assert not files_of(worker.pid)
+
+
+def test_the_journal_is_not_needed(progs: Programs, worker: Target, tmp_path: Path) -> None:
+    before = layout(worker.pid)
+    leave_behind(worker, tmp_path / "s.ptw", PROBE, "libc:nanosleep a=+0($arg1)", "libc:clock_nanosleep a=%di")
+    for name in files_of(worker.pid):
+        (FOLDER / name).unlink()
+    found = status_of(worker.pid)
+    assert found is not None
+    assert (found["state"], found["journal"]) == ("left-over", None)
+    assert [site["state"] for site in found["sites"]] == ["patched"] * 3
+    cli.run("detach", "-p", str(worker.pid)).good()
+    assert layout(worker.pid) == before
+    check_whole(worker, progs("forks_on"))
+
+
+@pytest.mark.parametrize("damage", ["cut", "words", "other", "mode", "link", "owner"])
+def test_a_journal_that_cannot_be_trusted_is_named_and_not_used(
+    progs: Programs, worker: Target, tmp_path: Path, damage: str
+) -> None:
+    leave_behind(worker, tmp_path / "s.ptw")
+    journal = next(FOLDER / name for name in files_of(worker.pid) if name.endswith(".json"))
+    text = json.loads(journal.read_text())
+    # Whatever it says there is a site that must not be written to.
+    text["sites"][0]["addr"] += 16
+    if damage == "cut":
+        journal.write_text(journal.read_text()[:-20])
+    elif damage == "words":
+        journal.write_text(json.dumps(text | {"areas": 5}))
+    elif damage == "other":
+        journal.write_text(json.dumps(text | {"pid": text["pid"] + 1}))
+    elif damage == "mode":
+        journal.chmod(0o666)
+    elif damage == "link":
+        journal.rename(tmp_path / "elsewhere")
+        journal.symlink_to(tmp_path / "elsewhere")
+    else:
+        os.chown(journal, 65534, 65534)
+    found = status_of(worker.pid)
+    assert found is not None
+    assert str(journal) in found["journal_problem"]
+    assert [site["state"] for site in found["sites"]] == ["patched"]
+    done = cli.run("detach", "-p", str(worker.pid)).good()
+    assert f"its journal was not used: {journal}" in done.stdout.decode()
+    assert not our_mappings(worker.pid)
+    check_whole(worker, progs("forks_on"))
+
+
+def test_a_site_that_somebody_changed_is_left_alone_and_the_others_are_restored(
+    progs: Programs, worker: Target, tmp_path: Path
+) -> None:
+    leave_behind(worker, tmp_path / "s.ptw", PROBE, "main a=%di")
+    found = status_of(worker.pid)
+    assert found is not None
+    addrs = {int(site["addr"], 16) for site in found["sites"]}
+    changed = next(addr for addr in addrs if code_at(worker, progs("forks_on"))[:5] != read(worker.pid, addr, 5))
+    original = read(worker.pid, changed, 5)
+    write(worker.pid, changed, b"\x0f\x0b\x90\x90\x90")
+    found = status_of(worker.pid)
+    assert found is not None
+    assert sorted(site["state"] for site in found["sites"]) == ["changed", "patched"]
+    done = cli.run("detach", "-p", str(worker.pid))
+    assert done.exit_code == 4
+    assert "1 site restored, 0 mappings taken out" in done.stdout.decode()
+    assert f"{changed:#x}: has 0f 0b 90 90 90" in done.stdout.decode()
+    assert read(worker.pid, changed, 5) == b"\x0f\x0b\x90\x90\x90"
+    assert our_mappings(worker.pid), "the other's undo may bring back our jump"
+    write(worker.pid, changed, original)
+    cli.run("detach", "-p", str(worker.pid)).good()
+    check_whole(worker, progs("forks_on"))
+
+
+def test_a_stub_that_does_not_match_is_left_alone(progs: Programs, worker: Target, tmp_path: Path) -> None:
+    leave_behind(worker, tmp_path / "s.ptw", PROBE, "libc:clock_nanosleep a=%di")
+    found = status_of(worker.pid)
+    assert found is not None
+    site = next(site for site in found["sites"] if site["object"].endswith("/forks_on"))
+    stub = int(site["stub"], 16)
+    # What is behind the code says where it goes on; nothing executes that.
+    byte = read(worker.pid, stub, 1000).index(int(site["addr"], 16).to_bytes(8, "little")) + 8 + stub
+    was = flip(worker.pid, byte)
+    done = cli.run("detach", "-p", str(worker.pid))
+    assert done.exit_code == 4
+    assert "no stub of this version" in done.stdout.decode()
+    assert "1 site restored, 0 mappings taken out" in done.stdout.decode()
+    assert flip(worker.pid, byte) == was ^ 1
+    cli.run("detach", "-p", str(worker.pid)).good()
+    check_whole(worker, progs("forks_on"))
+
+
+def read(pid: int, addr: int, size: int) -> bytes:
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        return os.pread(memory.fileno(), size, addr)
+
+
+def write(pid: int, addr: int, data: bytes) -> None:
+    with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
+        assert os.pwrite(memory.fileno(), data, addr) == len(data)
+
+
+def flip(pid: int, addr: int) -> int:
+    """Flip the lowest bit of a byte of the stubs, which the process itself cannot write; what was there."""
+    for line in our_mappings(pid):
+        place, _, offset, *_ = line.split()
+        start, end = (int(word, 16) for word in place.split("-"))
+        if start <= addr < end:
+            with Path(f"/proc/{pid}/map_files/{place}").open("r+b", buffering=0) as file:
+                at = int(offset, 16) + addr - start
+                was = os.pread(file.fileno(), 1, at)[0]
+                os.pwrite(file.fileno(), bytes([was ^ 1]), at)
+                return was
+    raise AssertionError(f"{addr:#x} is not ours")
+
+
+# ---------------------------------------------------------------- who records
+
+
+def test_refusal_busy_while_another_recorder_is_at_work(progs: Programs, worker: Target, tmp_path: Path) -> None:
+    with Recording("-p", str(worker.pid), "-e", PROBE, "-o", tmp_path / "s.ptw") as recording:
+        who = f"being recorded by ptwprobe (pid {recording.process.pid})"
+        for words in (["detach", "-p", str(worker.pid)], ["detach", "-p", str(worker.pid), "--all"]):
+            refused = cli.run(*words)
+            assert refused.exit_code == 4
+            assert "refused (busy)" in refused.stderr and who in refused.stderr
+        second = cli.run("record", "-p", str(worker.pid), "-e", "main", "-o", tmp_path / "2.ptw", "--duration", "0.1")
+        assert second.exit_code == 4
+        assert "refused (busy)" in second.stderr and who in second.stderr
+        assert not (tmp_path / "2.ptw").exists()
+        done = recording.stop().good()
+    assert done.totals.hits > 0
+    check_whole(worker, progs("forks_on"))
+
+
+def test_a_recorder_is_known_when_its_lock_and_journal_were_removed(
+    progs: Programs, worker: Target, tmp_path: Path
+) -> None:
+    with Recording("-p", str(worker.pid), "-e", PROBE, "-o", tmp_path / "s.ptw") as recording:
+        for name in files_of(worker.pid):
+            (FOLDER / name).unlink()
+        found = status_of(worker.pid)
+        assert found is not None
+        assert (found["state"], found["recorder"]) == ("recorded", recording.process.pid)
+        refused = cli.run("detach", "-p", str(worker.pid))
+        assert refused.exit_code == 4
+        assert f"(pid {recording.process.pid})" in refused.stderr
+        again = cli.run("record", "-p", str(worker.pid), "-e", PROBE, "-o", tmp_path / "2.ptw", "--duration", "0.1")
+        assert again.exit_code == 4
+        recording.stop().good()
+    check_whole(worker, progs("forks_on"))
+
+
+def test_a_killed_recorder_restores_by_its_tracing_task_and_detach_waits_for_it(
+    progs: Programs, worker: Target, tmp_path: Path
+) -> None:
+    with Recording("-p", str(worker.pid), "-e", PROBE, "-o", tmp_path / "s.ptw") as recording:
+        recording.process.kill()
+        recording.process.wait()
+        done = cli.run("detach", "-p", str(worker.pid)).good()
+    assert "nothing of ptwprobe" in done.stdout.decode() or "restored" in done.stdout.decode()
+    assert not our_mappings(worker.pid)
+    assert not files_of(worker.pid)
+    check_whole(worker, progs("forks_on"))
+
+
+def test_a_recording_restores_first_what_another_left(progs: Programs, worker: Target, tmp_path: Path) -> None:
+    leave_behind(worker, tmp_path / "s.ptw", PROBE, "libc:clock_nanosleep a=%di")
+    done = cli.run("record", "-p", str(worker.pid), "-e", PROBE, "-o", tmp_path / "2.ptw", "--duration", "0.2").good()
+    assert "2 patched sites of an earlier recording: restored" in done.stderr
+    assert len(cli.hits(tmp_path / "2.ptw")) == done.totals.hits > 0
+    assert not our_mappings(worker.pid)
+    assert not files_of(worker.pid)
+    check_whole(worker, progs("forks_on"))
+
+
+# ---------------------------------------------------------------- fork, exec, exit
+
+
+@pytest.mark.parametrize("recorder", ["ended", "killed"])
+def test_fork_children_are_found_and_restored(worker: Target, tmp_path: Path, recorder: str) -> None:
+    with Recording("-p", str(worker.pid), "-e", PROBE, "-o", tmp_path / "s.ptw") as recording:
+        children = [fork(worker, 1), fork(worker, 2)]
+        first = status_of(children[0])
+        assert first is not None
+        assert (first["state"], first["recorder"]) == ("inherited", recording.process.pid)
+        # A child is nobody's: it may be restored while its parent is recorded.
+        cli.run("detach", "-p", str(children[0])).good()
+        assert status_of(children[0]) is None
+        if recorder == "ended":
+            done = recording.stop().good()
+            assert f"forked from process {worker.pid}" in done.stderr
+            assert str(children[1]) in done.stderr and str(children[0]) not in done.stderr
+            assert status_of(worker.pid) is None
+        else:
+            kill_both(recording.process)
+    found = status_of(children[1])
+    assert found is not None
+    assert (found["state"], found["recorder"]) == ("inherited", None)
+    assert [site["state"] for site in found["sites"]] == ["patched"]
+    done = cli.run("detach", "-p", str(worker.pid), "--all").good()
+    assert f"process {children[1]} (forks_on): 1 site restored" in done.stdout.decode()
+    for pid in (worker.pid, *children):
+        assert status_of(pid) is None
+        assert not our_mappings(pid)
+    assert worker.finish().endswith("wrong=0 bad=0\n")
+
+
+def test_a_fork_child_is_recorded(worker: Target, tmp_path: Path) -> None:
+    with Recording("-p", str(worker.pid), "-e", PROBE, "-o", tmp_path / "s.ptw") as recording:
+        child = fork(worker)
+        second = cli.run("record", "-p", str(child), "-e", PROBE, "-o", tmp_path / "2.ptw", "--duration", "0.3").good()
+        assert "restored" in second.stderr
+        done = recording.stop().good()
+    for session, pid, who in (("s.ptw", worker.pid, 0), ("2.ptw", child, 1)):
+        hits = cli.hits(tmp_path / session)
+        assert hits
+        assert {(hit["pid"], cli.arguments(hit)[0]) for hit in hits} == {(pid, who)}
+    assert "forked from" not in done.stderr
+    assert not our_mappings(child)
+    assert worker.finish().endswith("wrong=0 bad=0\n")
+
+
+def test_children_of_a_process_that_has_ended_are_restored(worker: Target, tmp_path: Path) -> None:
+    with Recording("-p", str(worker.pid), "-e", PROBE, "-o", tmp_path / "s.ptw") as recording:
+        child = fork(worker)
+        # Killed, so that its child goes on: nobody closes the pipe that it looks at but its own end does.
+        os.kill(child, signal.SIGSTOP)
+        worker.process.kill()
+        worker.process.wait()
+        done = recording.finish().good()
+    assert f"{child}; `ptwprobe detach -p {worker.pid} --all`" in done.stderr
+    done = cli.run("detach", "-p", str(worker.pid), "--all").good()
+    assert f"process {child} (forks_on): 1 site restored" in done.stdout.decode()
+    assert not our_mappings(child)
+    os.kill(child, signal.SIGKILL)
+
+
+def test_detach_of_what_is_gone(tmp_path: Path) -> None:
+    child = subprocess.Popen(["/bin/true"])
+    child.wait()
+    for words in (["detach", "-p"], ["status", "-p"]):
+        done = cli.run(*words, str(child.pid))
+        assert done.exit_code == 4
+        assert "does not exist" in done.stderr
+
+
+def test_after_an_exec_there_is_nothing_and_nothing_is_touched(progs: Programs, start: Start, tmp_path: Path) -> None:
+    target = start(progs("execs"), "1000")
+    leave_behind(target, tmp_path / "s.ptw")
+    assert files_of(target.pid)
+    target.go()
+    target.wait_for("image=1")
+    end = time.monotonic() + 10
+    while our_mappings(target.pid):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert status_of(target.pid) is None
+    assert not files_of(target.pid)
+    assert "nothing of ptwprobe" in cli.run("detach", "-p", str(target.pid)).good().stdout.decode()
+    assert target.finish() == "ready\nimage=1 sum=1000502500\nimage=2 sum=2000505500\n"
+
+
+def test_a_journal_of_another_process_with_the_same_pid_is_not_used(worker: Target, tmp_path: Path) -> None:
+    leave_behind(worker, tmp_path / "s.ptw")
+    journal = next(FOLDER / name for name in files_of(worker.pid) if name.endswith(".json"))
+    text = json.loads(journal.read_text())
+    for change in ({"start_time": text["start_time"] - 5}, {"boot_id": "another"}):
+        new = text | change
+        stale = FOLDER / f"{new['pid']}-{new['start_time']}.json"
+        stale.write_text(json.dumps(new))
+        cli.run("status", "-p", str(worker.pid)).good()
+        assert not stale.exists()
+    cli.run("detach", "-p", str(worker.pid)).good()
+    assert worker.finish().endswith("wrong=0 bad=0\n")
+
+
+# ---------------------------------------------------------------- folders, users, namespaces
+
+
+def test_recording_is_refused_where_no_journal_can_be_kept(worker: Target, tmp_path: Path) -> None:
+    before = layout(worker.pid)
+    script = (
+        "mkdir -p /tmp/ptwprobe-0; for f in /run /tmp/ptwprobe-0; do mount -t tmpfs -o ro x $f || exit 9; done; exec "
+        f"{cli.COMMAND[0]} record -p {worker.pid} -e probe_me -o {tmp_path}/s.ptw --duration 0.1"
+    )
+    # In a mount namespace of its own the recorder can write neither folder.
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    assert "no place for the journal" in done.stderr
+    assert layout(worker.pid) == before
+
+
+def test_a_target_in_other_namespaces(progs: Programs, start: Start, tmp_path: Path) -> None:
+    """As in a container: its own mounts, /run among them, and pids of its own."""
+    shutil.copy(progs("forks_on"), tmp_path / "forks_on")
+    words = ["unshare", "-m", "-p", "--fork", "--mount-proc", "sh", "-c"]
+    mounted = f"mount -t tmpfs none /run && exec {tmp_path}/forks_on"
+    outer = start(*words, mounted)
+    pid = int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()[0])
+    with Recording("-p", str(pid), "-e", PROBE, "-o", tmp_path / "s.ptw") as recording:
+        child_of_outer = status_of(pid)
+        assert child_of_outer is not None
+        assert (child_of_outer["state"], child_of_outer["recorder"]) == ("recorded", recording.process.pid)
+        # From inside, where the journal is not to be seen, the recorder is still known to be there.
+        inside = subprocess.run(
+            ["nsenter", "-m", "-p", "-t", str(pid), *cli.COMMAND, "detach", "-p", "1"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert inside.returncode == 4, inside.stderr
+        assert "being recorded" in inside.stderr
+        kill_both(recording.process)
+    left = status_of(pid)
+    assert left is not None
+    assert left["state"] == "left-over"
+    inside = subprocess.run(
+        ["nsenter", "-m", "-p", "-t", str(pid), *cli.COMMAND, "detach", "-p", "1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert inside.returncode == 0, inside.stderr
+    assert "1 site restored, 3 mappings taken out" in inside.stdout
+    assert status_of(pid) is None
+    assert outer.finish().endswith("wrong=0 bad=0\n")
+
+
+# The interpreter of the tests may lie in somebody's home: to read files is all that this capability allows.
+READS = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+NOBODY = ["setpriv", *READS, "--reuid=65534", "--regid=65534", "--clear-groups", "env", "-u", "XDG_RUNTIME_DIR"]
+
+
+def test_another_user(progs: Programs, start: Start, tmp_path: Path) -> None:
+    """Its journals are in a folder of its own; root finds what it left, by the process itself."""
+    home = Path("/tmp/ptwprobe-test-nobody")
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir()
+    os.chown(home, 65534, 65534)
+    shutil.copy(progs("forks_on"), home / "forks_on")
+    try:
+        target = start(*NOBODY, home / "forks_on")
+        recorder = subprocess.Popen(
+            [*NOBODY, *cli.COMMAND, "record", "-p", str(target.pid), "-e", PROBE, "-o", home / "s.ptw"],
+            stderr=subprocess.PIPE,
+        )
+        assert recorder.stderr is not None
+        assert any(b"recording into" in line for line in recorder.stderr)
+        own = Path("/tmp/ptwprobe-65534")
+        assert own.stat().st_mode & 0o777 == 0o700
+        assert [f.name for f in own.iterdir() if f.name.startswith(f"{target.pid}-") and f.suffix == ".json"]
+        found = status_of(target.pid)
+        assert found is not None
+        assert (found["state"], found["recorder"]) == ("recorded", recorder.pid)
+        assert cli.run("detach", "-p", str(target.pid)).exit_code == 4
+        kill_both(recorder)
+        recorder.stderr.close()
+        found = status_of(target.pid)
+        assert found is not None
+        assert found["state"] == "left-over"
+        done = cli.run("detach", "-p", str(target.pid), wrap=NOBODY).good()
+        assert "1 site restored, 3 mappings taken out" in done.stdout.decode()
+        assert target.finish().endswith("wrong=0 bad=0\n")
+        assert not [f for f in own.iterdir() if f.name.startswith(f"{target.pid}-")]
+    finally:
+        shutil.rmtree(home)
