@@ -322,6 +322,9 @@ class PacketDump:
 def share_memory(pid: int, other: int) -> bool:
     """Whether two processes have one address space; False where the kernel or its permissions do not tell."""
 
+OPEN_HERE: int
+"""A number for ``Tracer.remote`` that is no call of the target."""
+
 @final
 class Tracer:
     """Traces live processes. A task of its own (``pid``) does it; it ends with ``close``, or after us if we are killed:
@@ -350,25 +353,31 @@ class Tracer:
         calls: Sequence[tuple[int, Sequence[int | tuple[int, int]]]],
         scratch: bytes | None = None,
     ) -> list[int]:
-        """System calls (number, arguments) inside the target, in one stop; ends after the first that fails.
+        """System calls (number, arguments) by one thread of the target, while the others run on; ends after the first
+        that fails. The number OPEN_HERE opens the target's descriptor that is its argument here; the result is ours.
 
         An argument is a number, (index of an earlier call, addend to its result), or (-1, offset in ``scratch``), whose
         bytes are in the target's memory meanwhile. Results are as the kernel gives them: -errno for a failure.
         """
 
-    def may_read_tsc(self, pid: int) -> bool:
-        """Whether the thread that executes remote calls may; False where it set PR_TSC_SIGSEGV (prctl(2))."""
+    def ask(self, pid: int) -> tuple[int, int, bool]:
+        """The thread that executes remote calls: its tid, its fs_base, and whether it may read the time stamp counter
+        (False where it set PR_TSC_SIGSEGV, prctl(2))."""
 
     def apply(
         self,
         pid: int,
         sites: Sequence[tuple[int, bytes, bytes, int, Sequence[tuple[int, int]]]],
         all_words: bool = False,
+        thread_id_offset: int | None = None,
+        release: bool = False,
     ) -> int:
         """One change: (address, old bytes, new bytes, length of the window, [(offset, address of the copy)]) each.
 
         All sites or none. ``all_words``: any word of a stack that points into a window refuses, not signal frames
-        only. Returns the ns that the target stood still.
+        only. ``thread_id_offset``: nothing is changed (kind "thread-ids") unless every thread has its id there, from
+        its fs_base. ``release``: the process is not traced any more afterwards. Returns the ns that the target stood
+        still.
         """
 
     def adopt(self, pid: int, sites: Sequence[tuple[int, bytes, bytes, int, Sequence[tuple[int, int]]]]) -> None:
@@ -383,11 +392,16 @@ class Tracer:
     def threads_in_ranges(self, pid: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
         """The tids whose rip, or any word on whose stacks, is in one of the [start, end)."""
 
-    def set_mapped(self, pid: int, stubs: Sequence[tuple[int, int]], data: Sequence[tuple[int, int]]) -> None:
-        """Remember which (address, length) of ours ``pid`` has now, so that it goes even if we are killed."""
+    def set_mapped(
+        self, pid: int, stubs: Sequence[tuple[int, int]], data: Sequence[tuple[int, int]], fresh: bool = False
+    ) -> None:
+        """Remember which (address, length) of ours ``pid`` has now, so that it goes even if we are killed.
+
+        ``fresh``: it was mapped by us just now, so that nobody can be in there before a patch is in.
+        """
 
     def unmap(self, pid: int) -> list[int]:
-        """Unmap what ``set_mapped`` told, in one stop. Threads that a job-control stop holds in a stub are stepped out.
+        """Unmap what ``set_mapped`` told. Threads that a job-control stop holds in a stub are let run out of it.
 
         Returns the tids of those that are in a stub all the same, or have a frame that leads into one; then nothing
         was unmapped. The patches are to be out before.

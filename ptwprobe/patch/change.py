@@ -28,10 +28,11 @@ class Code:
         self._tracer = tracer
         self._pid = pid
 
-    def apply(self, patches: Sequence[Patch]) -> int:
+    def apply(self, patches: Sequence[Patch], thread_id_offset: int | None = None) -> int:
         """Put all patches in, or none; returns the ns that the target stood still.
 
-        Raises UnmappedError where an object was unloaded, as ``undo`` does.
+        ``thread_id_offset``: where, from its fs base, every thread must have its id, else ThreadIdsError. Raises
+        UnmappedError where an object was unloaded, as ``undo`` does.
         """
         if not patches:
             return 0
@@ -39,29 +40,35 @@ class Code:
             (p.site.runtime_addr, p.old, p.new, len(p.window.displaced), list(p.stub.displaced_map)) for p in patches
         ]
         with _changing(self._pid, patches):
-            stood = self._tracer.apply(self._pid, sites)
+            stood = self._tracer.apply(self._pid, sites, thread_id_offset=thread_id_offset)
         self.patches += patches
         return stood
 
-    def undo(self, patches: Sequence[Patch]) -> int:
-        """Take all patches out, or none; returns the ns that the target stood still. The stubs stay."""
+    def undo(self, patches: Sequence[Patch], release: bool = False) -> int:
+        """Take all patches out, or none; returns the ns that the target stood still. The stubs stay.
+
+        ``release``: the target is not traced any more afterwards.
+        """
         if not patches:
             return 0
         none: list[tuple[int, int]] = []
         sites = [(p.site.runtime_addr, p.new, p.old, len(p.window.displaced), none) for p in patches]
         with _changing(self._pid, patches):
-            stood = self._tracer.apply(self._pid, sites)
+            stood = self._tracer.apply(self._pid, sites, release=release)
         undone = {id(p) for p in patches}
         self.patches = [p for p in self.patches if id(p) not in undone]
         return stood
 
     def undo_all(self, seconds: float, notes: list[str]) -> bool:
-        """Take everything out, trying a busy target for so long. False where patches had to stay: see ``notes``."""
+        """Take everything out, and end tracing with it, trying a busy target for so long.
+
+        False where patches had to stay: see ``notes``.
+        """
         deadline = time.monotonic() + seconds
         while True:
             self._drop_unloaded(notes)
             try:
-                self.undo(self.patches)
+                self.undo(self.patches, release=True)
                 return True
             except (RefusedError, UnmappedError) as error:
                 if isinstance(error, RefusedError) and error.reason is RefusalReason.FOREIGN_PROBE:

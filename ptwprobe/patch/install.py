@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from ptwprobe import _native
 from ptwprobe.errors import TargetError, TargetGoneError
 from ptwprobe.model import Patch, RingLayout, ThreadIdSource
-from ptwprobe.patch import threadid
+from ptwprobe.patch import threadid, timestamp
 from ptwprobe.patch.change import Code
 from ptwprobe.patch.journal import Area, Claim, JournalSite
 from ptwprobe.patch.mapped import Mapped
@@ -22,6 +22,9 @@ from ptwprobe.process import Process
 
 LEAVE_SECONDS = 1.0
 """How long ``leave`` tries to stop a busy target, and waits for threads to come out of the stubs."""
+
+
+NO_THREAD_ID = (ThreadIdSource.FS_BASE, 0)
 
 
 class Target:
@@ -42,7 +45,7 @@ class Target:
         self.notes: list[str] = []
         """What a user should know after ``leave``: mappings and patches that had to stay, probes that ended before."""
         self._load_gate_held = False
-        self._thread_id: tuple[ThreadIdSource, int] | None = None
+        self._thread_id = NO_THREAD_ID
 
     # ------------------------------------------------------------ tracing
 
@@ -79,15 +82,21 @@ class Target:
         Raises RefusedError (seccomp, tsc-disabled), before anything is mapped, for a target that may not read the time
         stamp counter.
         """
+        with native_errors(self.pid):
+            tid, fs_base, may_read_tsc = self.tracer.ask(self.pid)
+        timestamp.require(self.pid, may_read_tsc)
+        self._thread_id = threadid.find(self.pid, tid, fs_base)
         ring = self.mapped.map_ring(rings, ring_bits)
         self._write_journal()
         return ring
 
     def ring_layout(self) -> RingLayout:
         """The ring as stubs address it. ``map_ring`` comes before."""
-        if self._thread_id is None:
-            self._thread_id = self.find_thread_id_offset()
         return self.mapped.ring_layout(self._thread_id)
+
+    def tell_threads_by_base(self) -> None:
+        """Stubs that are assembled from now on do not read the thread's id but the base of its thread-local storage."""
+        self._thread_id = NO_THREAD_ID
 
     def map_stub_space(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Map page-aligned (address, length) ranges for stubs."""
@@ -97,11 +106,6 @@ class Target:
     def write_stub(self, addr: int, code: bytes) -> None:
         """Write ``code`` into mapped stub space and compare it with what the target has there."""
         self.mapped.write_stub(addr, code)
-
-    def find_thread_id_offset(self) -> tuple[ThreadIdSource, int]:
-        """Where every thread's own tid stands in its thread-local storage; FS_BASE where there is no such place."""
-        with native_errors(self.pid):
-            return threadid.find(self.tracer, self.pid)
 
     @staticmethod
     def known_thread_id_offset(tracer: _native.Tracer, process: Process) -> int | None:
@@ -122,9 +126,10 @@ class Target:
     # ------------------------------------------------------------ patching
 
     def apply(self, patches: Sequence[Patch]) -> int:
-        """As ``Code.apply``; first the journal says what will be there."""
+        """As ``Code.apply``; first the journal says what will be there. Raises ThreadIdsError, too."""
         self._write_journal(patches)
-        return self.code.apply(patches)
+        source, offset = self._thread_id
+        return self.code.apply(patches, offset if source is ThreadIdSource.TLS_FIELD else None)
 
     def undo(self, patches: Sequence[Patch]) -> int:
         """As ``Code.undo``."""
@@ -160,6 +165,7 @@ class Target:
         try:
             self.close_gate()
             self._close_load_gate()
+            # Tracing ends with the stop in which the last patch comes out; to unmap takes one thread.
             clean = self.code.undo_all(LEAVE_SECONDS, self.notes) and self._unmap_all()
             self.release()
         except TargetGoneError:

@@ -1,7 +1,7 @@
 """What a target has mapped of ours: ring, gate and room for stubs.
 
-Responsible for the system calls that make these mappings, all of a step in one stop, and for the memfds behind them.
-When they come and go is decided in ``patch.install``.
+Responsible for the system calls that make these mappings and for the memfds behind them. All calls of a step are made
+by one thread of the target in one go, while the others run on. When they come and go is decided in ``patch.install``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptwprobe import _native
-from ptwprobe.errors import RefusedError, TargetError
+from ptwprobe.errors import TargetError
 from ptwprobe.model import RingLayout, ThreadIdSource
-from ptwprobe.patch import timestamp
 from ptwprobe.patch.journal import Area, AreaKind
 from ptwprobe.patch.memory import os_error, read
 from ptwprobe.patch.remote import (
@@ -60,6 +59,13 @@ RECORDER_OFFSET = 0xC0
 INT3 = b"\xcc"
 
 
+# Numbers of the calls of a batch: the target's new memfd, our descriptor of it, and what is mapped from it.
+MEMFD, OPENED, FIRST = range(3)
+
+_Range = tuple[int, int]
+"""(address, length in bytes)"""
+
+
 @dataclass(frozen=True)
 class _StubSpace:
     """``length`` bytes at ``addr`` in the target, backed by ``fd`` (ours) from ``file_offset``."""
@@ -79,7 +85,7 @@ _NO_FD = -1
 """Of stubs that another ptwprobe has written."""
 
 
-def _mmap(addr: Argument, length: int, prot: int, flags: int, fd: int = -1, offset: int = 0) -> Call:
+def _mmap(addr: Argument, length: int, prot: int, flags: int, fd: Argument = -1, offset: int = 0) -> Call:
     return SYS_MMAP, [addr, length, prot, flags, fd, offset]
 
 
@@ -105,54 +111,39 @@ class Mapped:
         """[start, end) of the room for stubs."""
         return [(s.addr, s.addr + s.length) for s in self._spaces]
 
-    def create_memfd(self, name: str) -> tuple[int, int]:
-        """A memfd of the target, sealable, closed on exec: (our descriptor, the target's). The caller closes both."""
-        flags = MFD_CLOEXEC | MFD_ALLOW_SEALING
-        call: Call = (SYS_MEMFD_CREATE, [scratch(), flags])
-        remote_fd = call_remotely(self.tracer, self.pid, [("memfd_create", call)], name.encode() + b"\0")[0]
-        try:
-            return os.open(f"/proc/{self.pid}/fd/{remote_fd}", os.O_RDWR | os.O_CLOEXEC), remote_fd
-        except OSError as error:
-            self._close_remote(remote_fd)
-            raise os_error(self.pid, "opening the new memfd", error) from error
-
     def map_ring(self, rings: int, ring_bits: int) -> _native.RingMemory:
-        """Give the target ``rings`` rings of ``1 << ring_bits`` bytes, and the gate page; all in one stop.
-
-        Raises RefusedError (seccomp, tsc-disabled), before anything is mapped, for a target that may not read the time
-        stamp counter.
-        """
-        timestamp.require(self.tracer, self.pid)
+        """Give the target ``rings`` rings of ``1 << ring_bits`` bytes, and the gate page."""
         control_len, _ = _native.RingMemory.layout(rings, ring_bits)
         size = 1 << ring_bits
         span = control_len + rings * 2 * size
         process = Process(self.pid)
         self.ring_of = process.namespace_tid(self.pid), process.start_time
-        fd, remote_fd = self.create_memfd(ring_name(self.ring_of))
-        read_write = PROT_READ | PROT_WRITE
+        read_write, in_place = PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED
+        base, gate, memfd = result(FIRST), result(FIRST + 1), result(MEMFD)
+        calls = [
+            ("mmap of the ring", _mmap(0, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)),
+            ("mmap of the gate", _mmap(0, PAGE, read_write, MAP_PRIVATE | MAP_ANONYMOUS)),
+            ("madvise of the gate", (SYS_MADVISE, [gate, PAGE, MADV_WIPEONFORK])),
+            ("mmap of the ring", _mmap(base, control_len, read_write, in_place, memfd)),
+        ]
+        for i in range(rings):
+            for copy in range(2):
+                at = result(FIRST, control_len + (2 * i + copy) * size)
+                part = _mmap(at, size, read_write, in_place, memfd, control_len + i * size)
+                calls.append(("mmap of the ring", part))
+        calls.append(("madvise of the ring", (SYS_MADVISE, [base, span, MADV_DONTDUMP])))
+        fd, made = self._map(ring_name(self.ring_of), calls, {FIRST: span, FIRST + 1: PAGE})
         try:
             ring = _native.RingMemory(fd, rings, ring_bits)
-            calls = [
-                ("mmap of the ring", _mmap(0, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)),
-                ("mmap of the gate", _mmap(0, PAGE, read_write, MAP_PRIVATE | MAP_ANONYMOUS)),
-                ("madvise of the gate", (SYS_MADVISE, [result(1), PAGE, MADV_WIPEONFORK])),
-                ("mmap of the ring", _mmap(result(0), control_len, read_write, MAP_SHARED | MAP_FIXED, remote_fd)),
-            ]
-            for i in range(rings):
-                for copy in range(2):
-                    at = result(0, control_len + (2 * i + copy) * size)
-                    part = _mmap(at, size, read_write, MAP_SHARED | MAP_FIXED, remote_fd, control_len + i * size)
-                    calls.append(("mmap of the ring", part))
-            calls.append(("madvise of the ring", (SYS_MADVISE, [result(0), span, MADV_DONTDUMP])))
-            base, gate, *_ = self._map_or_undo(calls, {0: span, 1: PAGE}, remote_fd)
         except _native.NativeError as error:
-            self._close_remote(remote_fd)
+            self._undo(made)
             raise TargetError(f"process {self.pid}: {error.args[1]}") from error
         finally:
             os.close(fd)
         self.ring, self._ring_shape = ring, (rings, ring_bits, control_len)
-        self._control_addr, self._data_addr, self._gate_addr = base, base + control_len, gate
-        self._tell_mapped()
+        self._control_addr, self._gate_addr = made[0][0], made[1][0]
+        self._data_addr = self._control_addr + control_len
+        self._keep(made)
         with native_errors(self.pid):
             self.tracer.hold_gate(ring.recorder_ptr)
         return ring
@@ -176,7 +167,7 @@ class Mapped:
         )
 
     def map_stub_space(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Map page-aligned (address, length) ranges for stubs, all in one stop, filled with ``int3``.
+        """Map page-aligned (address, length) ranges for stubs, filled with ``int3``.
 
         They are shared with us: we write through the file, the target can only read and execute.
         """
@@ -184,23 +175,22 @@ class Mapped:
             return
         if any(addr % PAGE or length % PAGE or length <= 0 for addr, length in ranges):
             raise ValueError("stub ranges are whole pages")
-        fd, remote_fd = self.create_memfd(STUB_NAME)
+        offsets = [sum(length for _, length in ranges[:i]) for i in range(len(ranges))]
+        prot, flags = PROT_READ | PROT_EXEC, MAP_SHARED | MAP_FIXED_NOREPLACE
+        calls = [
+            (f"mmap of stubs at {addr:#x}", _mmap(addr, length, prot, flags, result(MEMFD), offset))
+            for (addr, length), offset in zip(ranges, offsets, strict=True)
+        ]
+        fd, made = self._map(STUB_NAME, calls, {FIRST + i: length for i, (_, length) in enumerate(ranges)})
         try:
-            offsets = [sum(length for _, length in ranges[:i]) for i in range(len(ranges))]
-            total = sum(length for _, length in ranges)
-            _write_all(fd, INT3 * total, 0)
-            flags = MAP_SHARED | MAP_FIXED_NOREPLACE
-            calls = [
-                (f"mmap of stubs at {addr:#x}", _mmap(addr, length, PROT_READ | PROT_EXEC, flags, remote_fd, offset))
-                for (addr, length), offset in zip(ranges, offsets, strict=True)
-            ]
-            self._map_or_undo(calls, {i: length for i, (_, length) in enumerate(ranges)}, remote_fd)
+            _write_all(fd, INT3 * sum(length for _, length in ranges), 0)
         except BaseException:
             os.close(fd)
+            self._undo(made)
             raise
         for (addr, length), offset in zip(ranges, offsets, strict=True):
             self._spaces.append(_StubSpace(addr, length, fd, offset))
-        self._tell_mapped()
+        self._keep(made)
 
     def write_stub(self, addr: int, code: bytes) -> None:
         """Write ``code`` into mapped stub space and compare it with what the target has there."""
@@ -230,7 +220,7 @@ class Mapped:
                 self._spaces.append(_StubSpace(area.start, area.length, _NO_FD, 0))
             elif area.kind is AreaKind.GATE:
                 self._gate_addr = area.start
-        self._tell_mapped()
+        self._tell_mapped(fresh=False)
 
     @property
     def areas(self) -> list[Area]:
@@ -247,12 +237,6 @@ class Mapped:
         with native_errors(self.pid):
             return self.tracer.unmap(self.pid)
 
-    def _tell_mapped(self) -> None:
-        """Let the tracer know what there is, so that it goes even if we are killed."""
-        stubs = [(s.addr, s.length) for s in self._spaces]
-        with native_errors(self.pid):
-            self.tracer.set_mapped(self.pid, stubs, [m for m in self.mappings if m not in stubs])
-
     def forget(self) -> None:
         """It is gone, or somebody else's now: let go of what we hold on our side."""
         with contextlib.suppress(TargetError), native_errors(self.pid):
@@ -267,28 +251,43 @@ class Mapped:
         self.ring = None
         self._gate_addr = 0
 
-    def _map_or_undo(self, calls: list[tuple[str, Call]], lengths: dict[int, int], remote_fd: int) -> list[int]:
-        """Execute ``calls`` and close ``remote_fd``, all in one stop.
+    def _map(self, name: str, calls: list[tuple[str, Call]], lengths: dict[int, int]) -> tuple[int, list[_Range]]:
+        """Execute ``calls``, of which the first has the number FIRST, over a new memfd, by one thread of the target.
 
-        ``lengths``: bytes of the mappings that the calls of these indices make. All of them stay, or none.
+        ``lengths``: bytes of the mappings that the calls of these numbers make. All of them stay, or none. Returns our
+        descriptor of the memfd (the target keeps none), and the mappings.
         """
+        create: Call = (SYS_MEMFD_CREATE, [scratch(), MFD_CLOEXEC | MFD_ALLOW_SEALING])
+        opened: Call = (_native.OPEN_HERE, [result(MEMFD)])
+        close: Call = (SYS_CLOSE, [result(MEMFD)])
+        batch = [("memfd_create", create), ("opening the new memfd", opened), *calls, ("close", close)]
         try:
-            results = call_remotely(self.tracer, self.pid, [*calls, ("close", (SYS_CLOSE, [remote_fd]))])
+            results = call_remotely(self.tracer, self.pid, batch, name.encode() + b"\0")
         except RemoteCallError as error:
-            made = [(error.results[i], n) for i, n in lengths.items() if i < len(error.results)]
-            undo: list[tuple[str, Call]] = [("munmap", (SYS_MUNMAP, [addr, length])) for addr, length in made]
-            call_remotely(self.tracer, self.pid, [*undo, ("close", (SYS_CLOSE, [remote_fd]))])
+            done = error.results
+            if len(done) > OPENED:
+                os.close(done[OPENED])
+            undo = [(done[i], length) for i, length in lengths.items() if i < len(done)]
+            self._undo(undo, [("close", (SYS_CLOSE, [done[MEMFD]]))] if done else [])
             raise
-        except RefusedError:
-            self._close_remote(remote_fd)
-            raise
-        self.mappings += [(results[i], n) for i, n in lengths.items()]
-        return results
+        return results[OPENED], [(results[i], length) for i, length in lengths.items()]
 
-    def _close_remote(self, remote_fd: int) -> None:
-        """Close a descriptor in the target, if that can be done; it is on the way out of an error."""
-        with contextlib.suppress(TargetError):
-            call_remotely(self.tracer, self.pid, [("close", (SYS_CLOSE, [remote_fd]))])
+    def _undo(self, made: list[_Range], more: Sequence[tuple[str, Call]] = ()) -> None:
+        """Unmap what was mapped, if that can be done; it is on the way out of an error."""
+        undo: list[tuple[str, Call]] = [("munmap", (SYS_MUNMAP, [addr, length])) for addr, length in made]
+        if undo or more:
+            with contextlib.suppress(TargetError):
+                call_remotely(self.tracer, self.pid, [*undo, *more])
+
+    def _keep(self, made: list[_Range]) -> None:
+        self.mappings += made
+        self._tell_mapped(fresh=True)
+
+    def _tell_mapped(self, fresh: bool) -> None:
+        """Let the tracer know what there is, so that it goes even if we are killed."""
+        stubs = [(s.addr, s.length) for s in self._spaces]
+        with native_errors(self.pid):
+            self.tracer.set_mapped(self.pid, stubs, [m for m in self.mappings if m not in stubs], fresh)
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:

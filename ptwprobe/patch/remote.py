@@ -65,6 +65,8 @@ def error_of(error: NativeError, pid: int) -> PtwprobeError:
         return RefusedError(RefusalReason.SECCOMP, message, "run as root, or use the uprobe channel")
     if kind == "foreign-probe":
         return RefusedError(RefusalReason.FOREIGN_PROBE, message, "remove the other tool's probe first")
+    if kind == "thread-ids":
+        return ThreadIdsError(message)
     if kind == "unsupported":
         return UnsupportedError(message)
     return TargetError(f"process {pid}: {message}")
@@ -83,6 +85,10 @@ class UnmappedError(TargetError):
     """The target has nothing mapped where something is to be changed. Nothing was."""
 
 
+class ThreadIdsError(TargetError):
+    """A thread does not have its id where the stubs would read it. Nothing was changed."""
+
+
 class RemoteCallError(TargetError):
     """A system call in the target failed. ``results``: those of the calls before it."""
 
@@ -95,7 +101,7 @@ class RemoteCallError(TargetError):
 def call_remotely(
     tracer: Tracer, pid: int, calls: Sequence[tuple[str, Call]], scratch_bytes: bytes | None = None
 ) -> list[int]:
-    """Execute named ``calls`` in one stop of the target. Raises RemoteCallError for the first that fails."""
+    """Execute named ``calls`` by one thread of the target. Raises RemoteCallError for the first that fails."""
     with native_errors(pid):
         results = tracer.remote(pid, [call for _, call in calls], scratch_bytes)
     if results and -4096 < results[-1] < 0:

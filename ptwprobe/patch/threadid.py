@@ -19,22 +19,26 @@ KNOWN_OFFSETS = (0x2D0, 0x30)
 SCANNED = range(0, 0x800, 4)
 
 
-def find(tracer: _native.Tracer, pid: int) -> tuple[ThreadIdSource, int]:
-    """(TLS_FIELD, offset) where every thread has its id at ``fs:offset``, else (FS_BASE, 0)."""
-    offset = _first_match(tracer, pid, (*KNOWN_OFFSETS, *SCANNED))
+def find(pid: int, tid: int, fs_base: int) -> tuple[ThreadIdSource, int]:
+    """(TLS_FIELD, offset) where thread ``tid``, whose storage is at ``fs_base``, has its id at ``fs:offset``, else
+    (FS_BASE, 0).
+
+    That all other threads have theirs there is for the change to see to, when they stand.
+    """
+    offset = _first_match(pid, [(tid, fs_base)], (*KNOWN_OFFSETS, *SCANNED))
     return (ThreadIdSource.FS_BASE, 0) if offset is None else (ThreadIdSource.TLS_FIELD, offset)
 
 
 def find_known(tracer: _native.Tracer, pid: int) -> int | None:
-    """The offset of a known libc that fits now, or None."""
-    return _first_match(tracer, pid, KNOWN_OFFSETS)
+    """The offset of a known libc that fits all threads now, or None."""
+    return _first_match(pid, [(tid, fs_base) for tid, _, _, fs_base, _, _ in tracer.threads(pid)], KNOWN_OFFSETS)
 
 
-def _first_match(tracer: _native.Tracer, pid: int, offsets: Sequence[int]) -> int | None:
+def _first_match(pid: int, threads: Sequence[tuple[int, int]], offsets: Sequence[int]) -> int | None:
     areas = []
     try:
         with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
-            for tid, _, _, fs_base, _, _ in tracer.threads(pid):
+            for tid, fs_base in threads:
                 own = _namespace_tid(pid, tid)
                 if own is not None:
                     areas.append((own.to_bytes(4, "little"), _read(memory.fileno(), fs_base)))

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ptwprobe import _native
 from ptwprobe.errors import RefusalReason, RefusedError, TargetGoneError
-from ptwprobe.patch.remote import native_errors
 
 SECCOMP_STRICT = "Seccomp:\t1\n"
 """In /proc/PID/status, proc(5)."""
 
 
-def require(tracer: _native.Tracer, pid: int) -> None:
-    """Raise RefusedError where a stub of the ``ring`` form would kill process ``pid``; nothing is changed."""
+def require(pid: int, may_read: bool) -> None:
+    """Raise RefusedError where a stub of the ``ring`` form would kill process ``pid``.
+
+    ``may_read``: what the thread that was asked says.
+    """
     try:
         statuses = [(task.name, _status(task)) for task in Path(f"/proc/{pid}/task").iterdir()]
     except FileNotFoundError as error:
@@ -30,8 +31,6 @@ def require(tracer: _native.Tracer, pid: int) -> None:
                 " time stamp counter, as every stub does",
                 "a tool that probes by breakpoints (perf probe) works on it",
             )
-    with native_errors(pid):
-        may_read = tracer.may_read_tsc(pid)
     if not may_read:
         raise RefusedError(
             RefusalReason.TSC_DISABLED,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ptwprobe import _native
 from ptwprobe.errors import NotYetError, RefusalReason, RefusedError
@@ -23,6 +23,7 @@ from ptwprobe.patch.remote import RemoteCallError
 from ptwprobe.probe import elf
 from ptwprobe.process import Mapping, Process
 from ptwprobe.record.eventtable import EventTable
+from ptwprobe.stub.assemble import assemble
 
 DEFAULT_RING_BITS = 24
 """16 MiB for each CPU: a third of a second at a million two-argument hits a second."""
@@ -135,8 +136,7 @@ class Instrumented:
         return any(p.stub.loads for p in self.patches)
 
     def map_ring(self, rings: int, ring_bits: int) -> _native.RingMemory:
-        """Attach, and give the target its ring. The target is left running."""
-        self.target.attach()
+        """Give the target its ring; it runs on."""
         self.ring = self.target.map_ring(rings, ring_bits)
         return self.ring
 
@@ -198,15 +198,25 @@ class Instrumented:
         return Allocator(AddressSpace.of(maps, read_brk_start(process.pid), process.rlimit_stack, lowest_mappable()))
 
     def install(self, patches: Sequence[Patch]) -> None:
-        """Patch all sites in one change and let the stubs emit.
+        """Patch all sites in one change, for which the target stands still once, and let the stubs emit.
 
-        Faults of loads are caught from before the first hit on.
+        Faults of loads are caught from before the first hit on. Raises ThreadIdsError: see ``without_thread_ids``.
         """
+        loads = [load for p in (*self.patches, *patches) for load in p.stub.loads]
+        if loads:
+            self.target.watch(loads)
         self.paused_ns += self.target.apply(patches)
         self.patches += patches
-        if self.has_loads:
-            self.target.watch([load for p in self.patches for load in p.stub.loads])
         self.target.open_gate()
+
+    def without_thread_ids(self, patches: Sequence[Patch]) -> list[Patch]:
+        """The same patches, which are not in yet, with stubs in the same places that do not read a thread's id."""
+        self.target.tell_threads_by_base()
+        self.layout = self.target.ring_layout()
+        stubs = [assemble(replace(p.stub.request, ring=self.layout)) for p in patches]
+        for stub in stubs:
+            self.target.write_stub(stub.addr, stub.code)
+        return [replace(patch, stub=stub) for patch, stub in zip(patches, stubs, strict=True)]
 
     def release(self) -> bool:
         """Stop tracing (and let go of a process that stands still), unless a stub's loads need somebody who catches
@@ -231,8 +241,6 @@ class Instrumented:
 
     def remove(self) -> bool:
         """Take every patch out and let the target go; returns whether ring and stubs could be unmapped, too."""
-        # Attached once for all the steps of leaving: each attaching for itself would hold the threads up longer.
-        self.target.attach()
         return self.target.leave()
 
 

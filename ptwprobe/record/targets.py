@@ -19,7 +19,7 @@ from ptwprobe.errors import PtwprobeError, TargetError, TargetGoneError, Unsuppo
 from ptwprobe.model import Patch
 from ptwprobe.patch import recover
 from ptwprobe.patch.journal import Claim
-from ptwprobe.patch.remote import native_errors
+from ptwprobe.patch.remote import ThreadIdsError, native_errors
 from ptwprobe.probe import elf
 from ptwprobe.process import Process
 from ptwprobe.record.instrument import Instrumented, Plan
@@ -58,7 +58,7 @@ class Targets:
     # ------------------------------------------------------------ going in
 
     def open(self, process: Process) -> Live:
-        """Attach to ``process``, give it a ring and make it known to the recorder."""
+        """Give ``process`` a ring and make it known to the recorder."""
         claim = Claim.take(process)
         self._claims.append(claim)
         live = Live(Instrumented(self.tracer, process, claim))
@@ -79,13 +79,22 @@ class Targets:
     def put_in(self, live: Live, plan: Plan) -> None:
         """Build and install the patches of ``plan``; sites without room for a stub become refused ones."""
         built = live.instrumented.build(plan)
-        for item, patch in built:
+        for item, _patch in built:
             self.recorder.add_event(item.event.event_id, len(item.event.fields))
-            self.recorder.add_stub(live.pid, item.event.event_id, list(patch.stub.slot_addrs))
             item.event.sites[live.pid] = item.site.runtime_addr
         patches = [patch for _item, patch in built]
-        live.instrumented.install(patches)
+        self._tell_stubs(live, patches)
+        try:
+            live.instrumented.install(patches)
+        except ThreadIdsError:
+            patches = live.instrumented.without_thread_ids(patches)
+            self._tell_stubs(live, patches)
+            live.instrumented.install(patches)
         self.installed.setdefault(live.pid, []).extend(patches)
+
+    def _tell_stubs(self, live: Live, patches: Sequence[Patch]) -> None:
+        for patch in patches:
+            self.recorder.add_stub(live.pid, patch.event_id, list(patch.stub.slot_addrs))
 
     def settle(self, live: Live) -> bool:
         """All probes of ``live`` are in: describe the code that runs, and stop tracing if no stub needs it.

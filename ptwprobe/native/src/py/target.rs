@@ -7,7 +7,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use super::native_error;
-use crate::tracee::{Arg, Call, Error, EventKind, Halt, Handle, Load, Mapped, Site};
+use crate::tracee::{Arg, Call, Error, EventKind, Halt, Handle, Load, Mapped, Site, Terms, OPEN_HERE};
 
 fn raise(error: Error) -> PyErr {
     native_error(error.kind, error.message, error.addr)
@@ -79,15 +79,25 @@ impl Tracer {
         self.run(py, move |owner| owner.remote(pid, &calls, &mut scratch))
     }
 
-    fn may_read_tsc(&self, py: Python<'_>, pid: i32) -> PyResult<bool> {
-        self.run(py, move |owner| owner.may_read_tsc(pid))
+    fn ask(&self, py: Python<'_>, pid: i32) -> PyResult<(i32, u64, bool)> {
+        let asked = self.run(py, move |owner| owner.ask(pid))?;
+        Ok((asked.tid, asked.fs_base, asked.may_read_tsc))
     }
 
-    #[pyo3(signature = (pid, sites, all_words = false))]
-    fn apply(&self, py: Python<'_>, pid: i32, sites: Vec<PySite>, all_words: bool) -> PyResult<u64> {
+    #[pyo3(signature = (pid, sites, all_words = false, thread_id_offset = None, release = false))]
+    fn apply(
+        &self,
+        py: Python<'_>,
+        pid: i32,
+        sites: Vec<PySite>,
+        all_words: bool,
+        thread_id_offset: Option<u64>,
+        release: bool,
+    ) -> PyResult<u64> {
+        let terms = Terms { all_words, thread_id_offset, release };
         let site = |(addr, old, new, window_len, moves)| Site { addr, old, new, window_len, moves };
         let sites: Vec<Site> = sites.into_iter().map(site).collect();
-        self.run(py, move |owner| owner.apply(pid, &sites, all_words))
+        self.run(py, move |owner| owner.apply(pid, &sites, &terms))
     }
 
     fn adopt(&self, py: Python<'_>, pid: i32, sites: Vec<PySite>) -> PyResult<()> {
@@ -108,9 +118,17 @@ impl Tracer {
         self.run(py, move |owner| owner.threads_in_ranges(pid, ranges))
     }
 
-    fn set_mapped(&self, py: Python<'_>, pid: i32, stubs: Vec<(u64, u64)>, data: Vec<(u64, u64)>) -> PyResult<()> {
+    #[pyo3(signature = (pid, stubs, data, fresh = false))]
+    fn set_mapped(
+        &self,
+        py: Python<'_>,
+        pid: i32,
+        stubs: Vec<(u64, u64)>,
+        data: Vec<(u64, u64)>,
+        fresh: bool,
+    ) -> PyResult<()> {
         self.run(py, move |owner| {
-            owner.set_mapped(pid, Mapped { stubs, data });
+            owner.set_mapped(pid, Mapped { stubs, data }, fresh);
             Ok(())
         })
     }
@@ -189,5 +207,6 @@ fn share_memory(pid: i32, other: i32) -> bool {
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(share_memory, module)?)?;
+    module.add("OPEN_HERE", OPEN_HERE)?;
     module.add_class::<Tracer>()
 }

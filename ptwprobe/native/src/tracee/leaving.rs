@@ -4,16 +4,15 @@ use std::time::{Duration, Instant};
 
 use super::owner::{Owner, State};
 use super::plan::Site;
-use super::procfs::{self, bit, Status};
-use super::remote::{Arg, Borrowed, Call, Lost};
+use super::procfs;
+use super::remote::{wait_for_stop, Arg, Call, Lost};
 use super::scan::{Ranges, Scanner};
+use super::standing::Terms;
 use super::{sys, Error, Result};
 
-/// Far more instructions than a stub has.
-const MOST_STEPS: usize = 1000;
-/// Signals of the instruction itself. They must not be blocked while one is stepped: the kernel resets the handler of a
-/// blocked one.
-const FAULTS: [i32; 5] = [libc::SIGTRAP, libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL];
+/// How long, and how often, a thread in a job-control stop is let run out of a stub.
+const RUN: Duration = Duration::from_micros(3);
+const MOST_RUNS: u32 = 100;
 /// How often, and with what time between, the owner tries on its own when the recorder has died.
 const ATTEMPTS: u32 = 20;
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(20);
@@ -34,6 +33,15 @@ impl Mapped {
         self.stubs.iter().chain(&self.data)
     }
 
+    pub fn ranges(&self) -> Ranges {
+        Ranges::new(self.stubs.iter().map(|(addr, len)| (*addr, addr + len)).collect())
+    }
+
+    /// An address at which it has something.
+    pub fn first(&self) -> Option<u64> {
+        self.all().next().map(|(addr, _)| *addr)
+    }
+
     /// Whether the process still has it: it may run another program by now.
     fn is_there(&self, pid: i32) -> bool {
         let maps = procfs::maps(pid).unwrap_or_default();
@@ -43,38 +51,89 @@ impl Mapped {
 }
 
 impl Owner {
-    /// Remember what a target has of ours now, so that it goes even when the recorder dies.
-    pub fn set_mapped(&mut self, pid: i32, mapped: Mapped) {
+    /// Remember what a target has of ours now, so that it goes even when the recorder dies. `fresh`: it was mapped just now,
+    /// so that nobody can be in there before a patch is in.
+    pub fn set_mapped(&mut self, pid: i32, mapped: Mapped, fresh: bool) {
         if mapped == Mapped::default() {
             self.mapped.remove(&pid);
+            self.inside.remove(&pid);
+            self.programs.remove(&pid);
+            self.gadgets.remove(&pid);
         } else {
+            let unpatched = self.installed.get(&pid).is_none_or(Vec::is_empty);
+            let known = !self.mapped.contains_key(&pid) || self.inside.contains_key(&pid);
             self.mapped.insert(pid, mapped);
+            if fresh && unpatched && known {
+                self.inside.entry(pid).or_default();
+            } else {
+                self.inside.remove(&pid);
+            }
         }
     }
 
     /// Unmap all that `set_mapped` told, unless a thread is in a stub or has a frame that leads into one: the tids of
-    /// those. The caller has taken the patches out.
+    /// those. The caller has taken the patches out, so that who is outside stays there: only those that were inside when
+    /// the last patch came out are looked at again, one by one.
     pub fn unmap(&mut self, pid: i32) -> Result<Vec<i32>> {
         let Some(mapped) = self.mapped.get(&pid).cloned() else { return Ok(Vec::new()) };
-        let ranges = Ranges::new(mapped.stubs.iter().map(|(addr, len)| (*addr, addr + len)).collect());
+        let ranges = mapped.ranges();
+        // Tasks that only share the memory are not stopped one by one.
+        let own = |tid: &i32| procfs::Status::read(*tid).is_none_or(|s| s.tgid == pid);
+        let inside = match self.inside.get(&pid).filter(|known| known.iter().all(own)).cloned() {
+            Some(known) => self.still_inside(pid, known, &ranges)?,
+            None => self.attached(pid, |owner| {
+                let mut scanner = Scanner::new(pid)?;
+                owner.stop_all(pid)?;
+                owner.look_inside(pid, &ranges, &mut scanner)
+            })?,
+        };
+        self.inside.insert(pid, inside.clone());
+        if !inside.is_empty() {
+            return Ok(inside);
+        }
         let munmap = |(addr, len): &(u64, u64)| Call::new(libc::SYS_munmap, &[Arg::Value(*addr), Arg::Value(*len)]);
         let calls: Vec<Call> = mapped.all().map(munmap).collect();
-        self.attached(pid, |owner| {
-            let mut scanner = Scanner::new(pid)?;
-            owner.stop_all(pid)?;
-            owner.step_out(pid, &ranges)?;
-            let inside = owner.standing_in(pid, &ranges, &mut scanner)?;
-            if inside.is_empty() && mapped.is_there(pid) {
-                let results = owner.remote_stopped(pid, &calls, &mut [])?;
-                if let Some(failed) = results.last().filter(|r| **r < 0) {
-                    return Err(Error::os(pid, "unmapping in the memory", -*failed as i32));
-                }
+        self.with_one(pid, |owner, tid| {
+            if !mapped.is_there(tid) {
+                return Ok(());
             }
-            if inside.is_empty() {
-                owner.mapped.remove(&pid);
+            let results = owner.remote_on(pid, tid, &calls, &mut [])?;
+            match results.last().filter(|r| **r < 0) {
+                Some(failed) => Err(Error::os(pid, "unmapping in the memory", -*failed as i32)),
+                None => Ok(()),
             }
-            Ok(inside)
-        })
+        })?;
+        self.mapped.remove(&pid);
+        self.inside.remove(&pid);
+        Ok(inside)
+    }
+
+    /// With everything at a stand and no patch in: who is in a stub, or will return into one.
+    pub(super) fn look_inside(&mut self, pid: i32, ranges: &Ranges, scanner: &mut Scanner) -> Result<Vec<i32>> {
+        let proc = self.proc(pid)?;
+        let standing = proc.threads.iter().filter(|(_, t)| t.state == State::Stopped { group: true });
+        for tid in standing.map(|(tid, _)| *tid).collect::<Vec<_>>() {
+            self.run_out(pid, tid, ranges);
+        }
+        self.standing_in(pid, ranges, scanner)
+    }
+
+    fn still_inside(&mut self, pid: i32, known: Vec<i32>, ranges: &Ranges) -> Result<Vec<i32>> {
+        let mut inside = Vec::new();
+        for tid in known {
+            let look = |owner: &mut Owner| {
+                let mut scanner = Scanner::new(tid)?;
+                owner.run_out(pid, tid, ranges);
+                Ok(owner.stands_in(pid, tid, ranges, &mut scanner))
+            };
+            match self.with_thread(pid, tid, look) {
+                Ok(Some(false) | None) => {}
+                Ok(Some(true)) => inside.push(tid),
+                Err(e) if e.kind == "busy" => inside.push(tid),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(inside)
     }
 
     /// The recorder died: take the patches of a target out, and what else it has of ours.
@@ -82,9 +141,9 @@ impl Owner {
         let sites: Vec<Site> = self.installed.get(&pid).cloned().unwrap_or_default();
         // A target that is gone, runs another program or is patched by somebody else is left as it is; one place that
         // cannot be restored (its library was unloaded, say) is not to keep the others.
-        let mut out = self.apply(pid, &sites, false).is_ok();
+        let mut out = self.apply(pid, &sites, &Terms::default()).is_ok();
         if !out {
-            let mut alone = |site| match self.apply(pid, std::slice::from_ref(site), false) {
+            let mut alone = |site| match self.apply(pid, std::slice::from_ref(site), &Terms::default()) {
                 Ok(_) => true,
                 Err(e) => e.kind == "unmapped",
             };
@@ -100,51 +159,44 @@ impl Owner {
         }
     }
 
-    /// Threads in a job-control stop do not come out of a stub by themselves: they are stepped to its end.
-    fn step_out(&mut self, pid: i32, ranges: &Ranges) -> Result<()> {
-        let proc = self.proc(pid)?;
-        let near_load = |rip| proc.watch.as_ref().is_some_and(|w| w.is_near_load(rip));
-        let inside = proc.threads.iter().filter(|(_, t)| {
-            t.state == State::Stopped { group: true } && ranges.contains(t.regs.rip) && !near_load(t.regs.rip)
-        });
-        for tid in inside.map(|(tid, _)| *tid).collect::<Vec<_>>() {
-            if let Err(Lost(status)) = self.step_thread_out(pid, tid, ranges) {
-                self.on_exit(tid, status);
+    /// A thread in a job-control stop does not come out of a stub by itself. It is let run, without system calls, for the
+    /// microseconds that it needs: stepping it would end in its death if ours came first (the trap becomes a signal).
+    fn run_out(&mut self, pid: i32, tid: i32, ranges: &Ranges) {
+        for _ in 0..MOST_RUNS {
+            let Some(proc) = self.procs.get_mut(&pid) else { return };
+            let near_load = |rip| proc.watch.as_ref().is_some_and(|w| w.is_near_load(rip));
+            let standing = proc.threads.get(&tid).filter(|t| t.state == State::Stopped { group: true });
+            let Some(rip) = standing.map(|t| t.regs.rip).filter(|rip| ranges.contains(*rip)) else { return };
+            if near_load(rip) {
+                return;
+            }
+            proc.set_state(tid, State::Running);
+            let begun = Instant::now();
+            // As everywhere: where the thread is dying calls fail, and its end is reported to the waits.
+            let _ = sys::cont_syscall(tid, 0);
+            while begun.elapsed() < RUN {
+                std::hint::spin_loop();
+            }
+            let _ = sys::interrupt(tid);
+            while self.procs.get(&pid).and_then(|p| p.threads.get(&tid)).is_some_and(|t| t.state == State::Running) {
+                match wait_for_stop(tid) {
+                    Ok((0, signal)) if signal == libc::SIGTRAP | 0x80 => skip_call(tid),
+                    Ok((event, signal)) => self.dispatch(tid, event << 16 | signal << 8 | 0x7f),
+                    Err(Lost(status)) => self.on_exit(tid, status),
+                }
             }
         }
-        Ok(())
     }
+}
 
-    fn step_thread_out(&mut self, pid: i32, tid: i32, ranges: &Ranges) -> std::result::Result<(), Lost> {
-        let trap = bit(libc::SIGTRAP);
-        let clear = Status::read(tid).is_some_and(|s| (s.ignored | s.pending) & trap == 0);
-        let (Ok(saved), Ok(mask), true) = (sys::get_regs(tid), sys::get_sigmask(tid), clear) else {
-            return Ok(());
-        };
-        // As everywhere: where the thread is dying calls fail, and its end is reported to the waits.
-        let _ = sys::set_sigmask(tid, !FAULTS.iter().fold(0, |all, signal| all | bit(*signal)));
-        let mut stepped = Borrowed { tid, saved, mask, syscall_addr: 0 };
-        for _ in 0..MOST_STEPS {
-            let mut code = [0u8; 2];
-            let read = self.read_memory(pid, stepped.saved.rip, &mut code);
-            // `pushf` would store the flag that steps.
-            let pushes_flags = matches!(code, [0x9c, _] | [0x66, 0x9c]);
-            if !ranges.contains(stepped.saved.rip) || read.is_err() || pushes_flags {
-                break;
-            }
-            let _ = sys::single_step(tid);
-            match stepped.wait()? {
-                (0, libc::SIGTRAP) | (libc::PTRACE_EVENT_STOP, _) => {}
-                // A displaced instruction of the program faults; it does so again, and is told, when the program runs.
-                _ => break,
-            }
-            match sys::get_regs(tid) {
-                Ok(regs) => stepped.saved = regs,
-                Err(_) => break,
-            }
-        }
-        let group = stepped.give_back()?;
-        self.given_back(pid, &stepped, group);
-        Ok(())
+/// Have a thread that is about to enter a call stop before it instead.
+fn skip_call(tid: i32) {
+    if let Ok(mut regs) = sys::get_regs(tid) {
+        regs.rax = regs.orig_rax;
+        regs.rip = regs.rip.wrapping_sub(2);
+        regs.orig_rax = u64::MAX;
+        let _ = sys::set_regs(tid, &regs);
     }
+    let _ = sys::interrupt(tid);
+    let _ = sys::cont(tid, 0);
 }

@@ -7,7 +7,10 @@
 //! A target never sees a stop of ours: no SIGSTOP, no SIGTRAP, no interrupted system call.
 
 mod attach;
+mod borrow;
 mod faults;
+mod frame;
+mod gadgets;
 mod gate;
 mod launch;
 mod leaving;
@@ -19,6 +22,7 @@ mod reports;
 mod scan;
 mod siblings;
 mod spawn;
+mod standing;
 mod stop;
 mod sys;
 
@@ -28,9 +32,10 @@ pub use faults::Load;
 pub use leaving::Mapped;
 pub use owner::Owner;
 pub use plan::Site;
-pub use remote::{Arg, Call};
+pub use remote::{Arg, Asked, Call, OPEN_HERE};
 pub use scan::ThreadState;
 pub use spawn::{Event, EventKind, Halt, Handle};
+pub use standing::Terms;
 pub use sys::shares_memory as share_memory;
 
 /// What went wrong: a stable word, a sentence, and the address that it is about.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::faults::Watch;
+use super::gadgets::Gadgets;
 use super::gate::Gates;
 use super::leaving::Mapped;
 use super::plan::Site;
@@ -38,12 +39,22 @@ pub struct Thread {
     pub mask: Option<u64>,
     /// No thread of the process, but it shares the memory.
     pub sibling: bool,
+    /// To stand still whatever the others do.
+    pub wanted: bool,
 }
 
 impl Thread {
     pub fn running() -> Self {
         let state = State::Running;
-        Thread { state, regs: sys::NO_REGS, interrupted: false, was_group_stopped: false, mask: None, sibling: false }
+        Thread {
+            state,
+            regs: sys::NO_REGS,
+            interrupted: false,
+            was_group_stopped: false,
+            mask: None,
+            sibling: false,
+            wanted: false,
+        }
     }
 
     pub fn is_stopped(&self) -> bool {
@@ -67,6 +78,8 @@ pub struct Proc {
     pub holding_siblings: bool,
     /// All tasks are known; new ones are reported by the kernel.
     pub complete: bool,
+    /// Only some threads are traced: those that are borrowed for a moment.
+    pub partial: bool,
     /// Stop at the calls that change mappings.
     pub stepping: bool,
     /// Stands still until `resume` or the next `next_mapping_event`.
@@ -77,8 +90,6 @@ pub struct Proc {
     pub generation: u32,
     /// Of the program that runs now; None where it may not be opened.
     pub mem: Option<File>,
-    /// Address of a `syscall` instruction, 0 when not looked for yet.
-    pub syscall_addr: u64,
     pub watch: Option<Watch>,
 }
 
@@ -90,12 +101,12 @@ impl Proc {
             goal: Goal::Run,
             holding_siblings: false,
             complete: false,
+            partial: false,
             stepping: false,
             held: false,
             announce: None,
             generation: 0,
             mem: None,
-            syscall_addr: 0,
             watch: None,
         }
     }
@@ -103,6 +114,11 @@ impl Proc {
     pub fn memory(&self, pid: i32) -> Result<BorrowedFd<'_>> {
         let none = || Error::new("not-permitted", format!("the memory of process {pid} cannot be opened"));
         self.mem.as_ref().map(AsFd::as_fd).ok_or_else(none)
+    }
+
+    /// Whether it stands still, or is to.
+    pub fn stands(&self) -> bool {
+        self.held || self.goal == Goal::Stop
     }
 
     /// Whether all that has to stand still now does.
@@ -113,8 +129,8 @@ impl Proc {
 
     /// Whether a task is on its way to a stand.
     pub fn has_to_stop(&self, tid: i32) -> bool {
-        let sibling = self.threads.get(&tid).is_some_and(|t| t.sibling);
-        self.goal == Goal::Stop && (!sibling || self.holding_siblings)
+        let (sibling, wanted) = self.threads.get(&tid).map_or((false, false), |t| (t.sibling, t.wanted));
+        wanted || self.goal == Goal::Stop && (!sibling || self.holding_siblings)
     }
 
     pub fn set_state(&mut self, tid: i32, state: State) {
@@ -162,6 +178,11 @@ pub struct Owner {
     /// What undoes the changes that are in place, by pid.
     pub(super) installed: HashMap<i32, Vec<Site>>,
     pub(super) mapped: HashMap<i32, Mapped>,
+    /// The threads that were in a stub, or return into one, when the last patch came out. Nobody else gets there.
+    pub(super) inside: HashMap<i32, Vec<i32>>,
+    /// The memory of the programs that we have mapped into. Reads fail once another program has taken a program's place.
+    pub(super) programs: HashMap<i32, File>,
+    pub(super) gadgets: HashMap<i32, Gadgets>,
     pub(super) gates: Gates,
     pub(super) shared: Arc<Shared>,
     pub(super) original_mask: libc::sigset_t,
@@ -179,6 +200,9 @@ impl Owner {
             statuses: HashMap::new(),
             installed: HashMap::new(),
             mapped: HashMap::new(),
+            inside: HashMap::new(),
+            programs: HashMap::new(),
+            gadgets: HashMap::new(),
             gates: Gates::default(),
             shared,
             // SAFETY: plain integers, for which zero (no signal) is a value.
@@ -211,6 +235,15 @@ impl Owner {
         for pid in self.procs.keys().copied().collect::<Vec<_>>() {
             let _ = self.detach(pid);
         }
+    }
+
+    /// Nothing that was known of what runs in `pid` holds any more.
+    pub(super) fn forget_program(&mut self, pid: i32) {
+        self.installed.remove(&pid);
+        self.mapped.remove(&pid);
+        self.inside.remove(&pid);
+        self.programs.remove(&pid);
+        self.gadgets.remove(&pid);
     }
 
     pub(super) fn proc(&mut self, pid: i32) -> Result<&mut Proc> {

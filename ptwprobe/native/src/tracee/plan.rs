@@ -4,10 +4,12 @@
 //! moved exactly; threads are moved; every site is written by one write; everything is read back. While the target
 //! stands, nothing is allocated.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::owner::{Owner, Thread};
 use super::scan::{Ranges, Scanner, Words};
+use super::standing::{Standing, Terms};
 use super::{sys, Error, Result};
 
 const ATTEMPTS: u32 = 20;
@@ -132,21 +134,30 @@ impl<'a> Plan<'a> {
 }
 
 impl Owner {
-    /// Make the change; returns the ns that the target stood still for it. `all_words`: any word on a stack that points
-    /// into a window refuses (for windows that hold a call), rather than signal frames only.
-    pub fn apply(&mut self, pid: i32, sites: &[Site], all_words: bool) -> Result<u64> {
-        let words = if all_words { Words::All } else { Words::SignalFrames };
+    /// Make the change; returns the ns that the target stood still for it.
+    pub fn apply(&mut self, pid: i32, sites: &[Site], terms: &Terms) -> Result<u64> {
+        let words = if terms.all_words { Words::All } else { Words::SignalFrames };
         let mut plan = Plan::new(pid, sites, words)?;
-        let stopped_at = self.attached(pid, |owner| owner.make_change(pid, &mut plan))?;
+        let mut standing = self.prepare_standing(pid, &plan.sites, terms)?;
+        let stopped_at = self.attached(pid, |owner| {
+            let stopped_at = owner.make_change(pid, &mut plan, &mut standing)?;
+            if terms.release {
+                owner.detach(pid)?;
+            }
+            Ok(stopped_at)
+        })?;
         let stood = stopped_at.elapsed();
         let installed = self.installed.entry(pid).or_default();
+        let mut known: HashMap<u64, Site> = installed.drain(..).map(|site| (site.addr, site)).collect();
         for site in sites {
-            let known = installed.len();
-            installed.retain(|i| !(i.addr == site.addr && i.new == site.new));
-            if installed.len() == known {
-                installed.push(site.inverse());
+            // Back to what it was, or one more.
+            if known.get(&site.addr).is_some_and(|i| i.new == site.new) {
+                known.remove(&site.addr);
+            } else {
+                known.insert(site.addr, site.inverse());
             }
         }
+        installed.extend(known.into_values());
         Ok(u64::try_from(stood.as_nanos()).unwrap_or(u64::MAX))
     }
 
@@ -156,7 +167,7 @@ impl Owner {
     }
 
     /// Leaves the target standing where the change was made; returns when it came to a stand.
-    fn make_change(&mut self, pid: i32, plan: &mut Plan<'_>) -> Result<Instant> {
+    fn make_change(&mut self, pid: i32, plan: &mut Plan<'_>, standing: &mut Standing) -> Result<Instant> {
         let mut obstacle = None;
         for attempt in 0..ATTEMPTS {
             if attempt > 0 {
@@ -166,11 +177,15 @@ impl Owner {
             plan.moves.reserve(self.proc(pid)?.threads.len() + 64);
             let begun = Instant::now();
             self.stop_all(pid)?;
+            self.check_standing(pid, standing)?;
             if let Err(mismatch) = self.compare(pid, plan, |site| &site.old)? {
                 return Err(foreign(pid, plan, &mismatch));
             }
             match plan.clear(&self.proc(pid)?.threads) {
-                Ok(()) => return self.write(pid, plan).map(|()| begun),
+                Ok(()) => {
+                    self.write(pid, plan)?;
+                    return self.look_standing(pid, standing).map(|()| begun);
+                }
                 Err(found) => obstacle = Some(found),
             }
         }

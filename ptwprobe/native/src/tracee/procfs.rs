@@ -79,6 +79,20 @@ pub fn bit(signal: i32) -> u64 {
     u32::try_from(signal - 1).ok().and_then(|n| 1u64.checked_shl(n)).unwrap_or(0)
 }
 
+/// What a task does, as the letter of proc_pid_stat(5); None when it is gone.
+pub fn run_state(tid: i32) -> Option<char> {
+    let stat = fs::read(format!("/proc/{tid}/stat")).ok()?;
+    let name_end = stat.iter().rposition(|b| *b == b')')?;
+    stat.get(name_end + 2).map(|b| char::from(*b))
+}
+
+/// The id that a task has in its own PID namespace.
+pub fn innermost_tid(tid: i32) -> Option<i32> {
+    let status = fs::read(format!("/proc/{tid}/status")).ok()?;
+    let line = status.split(|b| *b == b'\n').find_map(|line| line.strip_prefix(b"NSpid:"))?;
+    std::str::from_utf8(line).ok()?.split_whitespace().last()?.parse().ok()
+}
+
 /// The tids of a process; an error when there is no such process.
 pub fn tasks(pid: i32) -> Result<Vec<i32>, Error> {
     let gone = |_| Error::gone(pid);

@@ -4,13 +4,23 @@
 //! (two syscall-stops), and is then sent to a new event-stop before it executes anything else; only there does it get its
 //! registers back, `orig_rax` included, so that the kernel still restarts a call that our stop interrupted. All its signals are
 //! blocked meanwhile, and no trap is raised.
+//! Should we be killed on the way, the thread goes on by a signal frame (`frame`): the frame is there before the registers,
+//! the registers before the mask, and at the end the mask before the registers.
 
-use super::owner::{Owner, State};
+use std::fs::File;
+use std::os::fd::IntoRawFd;
+
+use super::frame::Frame;
+use super::gadgets::Gadgets;
+use super::owner::{Owner, Proc, State};
 use super::procfs::{self, Status};
-use super::{sys, Error, Result};
+use super::{stop, sys, Error, Result};
 
 const USER_CODE_SEGMENT: u64 = 0x33;
 const PAGE: u64 = 4096;
+const STACK_ALIGN: usize = 16;
+/// Of the vector state of a thread, in bytes; AMX takes 11 KiB.
+const MOST_XSTATE: usize = 16 << 10;
 /// linux/prctl.h
 const PR_TSC_SIGSEGV: i32 = 2;
 
@@ -41,27 +51,60 @@ impl Call {
     }
 }
 
+/// No call of the target: the descriptor that is its argument is opened here, and the result is ours (the recorder and
+/// the owner share their files). So a memfd is in the target's table only while its thread is borrowed.
+pub const OPEN_HERE: i64 = -1;
+
+fn open_here(tid: i32, descriptor: u64) -> i64 {
+    let opened = File::options().read(true).write(true).open(format!("/proc/{tid}/fd/{descriptor}"));
+    opened.map_or_else(|e| -i64::from(e.raw_os_error().unwrap_or(libc::EIO)), |file| file.into_raw_fd().into())
+}
+
+/// What `Owner::ask` found.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked {
+    pub tid: i32,
+    pub fs_base: u64,
+    pub may_read_tsc: bool,
+}
+
 /// How a borrowed thread was lost: it ended with this wait status.
 pub(super) struct Lost(pub(super) i32);
 
 /// A thread that executes calls for us.
-pub(super) struct Borrowed {
-    pub(super) tid: i32,
-    pub(super) saved: sys::Regs,
-    pub(super) mask: u64,
+struct Borrowed {
+    tid: i32,
+    saved: sys::Regs,
+    mask: u64,
     /// Of a `syscall` instruction.
-    pub(super) syscall_addr: u64,
+    syscall_addr: u64,
+    /// What takes the thread back without us, where there is room for it.
+    frame: Option<Laid>,
+}
+
+/// A frame in the thread's stack, and above `addr`, which is below it, the scratch bytes.
+struct Laid {
+    addr: u64,
+    frame: u64,
+    before: Vec<u8>,
 }
 
 impl Borrowed {
-    fn call(&self, number: i64, args: [u64; 6]) -> std::result::Result<i64, Lost> {
+    fn prepare(&self, number: i64, args: [u64; 6]) {
         let mut regs = self.saved;
         regs.rip = self.syscall_addr;
+        if let Some(laid) = &self.frame {
+            regs.rsp = laid.frame;
+        }
         regs.rax = number as u64;
         regs.orig_rax = u64::MAX;
         [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9] = args;
-        // Where the thread is dying these fail, and its end is reported to the waits.
+        // Where the thread is dying this fails, and its end is reported to the waits.
         let _ = sys::set_regs(self.tid, &regs);
+    }
+
+    fn call(&self, number: i64, args: [u64; 6]) -> std::result::Result<i64, Lost> {
+        self.prepare(number, args);
         self.to_syscall_stop()?;
         self.to_syscall_stop()?;
         let result = sys::get_regs(self.tid).map_or(-i64::from(libc::ESRCH), |r| r.rax as i64);
@@ -72,7 +115,7 @@ impl Borrowed {
         let mut signal = 0;
         loop {
             let _ = sys::cont_syscall(self.tid, signal);
-            let (event, stop) = self.wait()?;
+            let (event, stop) = wait_for_stop(self.tid)?;
             match (event, stop) {
                 (0, s) if s == libc::SIGTRAP | 0x80 => return Ok(()),
                 // Only SIGSTOP can get here, all others being blocked.
@@ -83,55 +126,90 @@ impl Borrowed {
     }
 
     /// Back to an event-stop with the thread's own registers and mask; true for a job-control stop.
-    pub(super) fn give_back(&self) -> std::result::Result<bool, Lost> {
+    fn give_back(&self) -> std::result::Result<bool, Lost> {
         let mut signal = 0;
         let group = loop {
             let _ = sys::interrupt(self.tid);
             let _ = sys::cont(self.tid, signal);
-            match self.wait()? {
+            match wait_for_stop(self.tid)? {
                 (libc::PTRACE_EVENT_STOP, stop) => break stop != libc::SIGTRAP,
                 (0, s) if s != libc::SIGTRAP | 0x80 => signal = s,
                 _ => signal = 0,
             }
         };
-        let _ = sys::set_regs(self.tid, &self.saved);
         let _ = sys::set_sigmask(self.tid, self.mask);
+        let _ = sys::set_regs(self.tid, &self.saved);
+        if let Some(laid) = &self.frame {
+            sys::write_memory(self.tid, laid.addr, &laid.before);
+        }
         Ok(group)
     }
+}
 
-    /// (event, signal) of the next stop.
-    pub(super) fn wait(&self) -> std::result::Result<(i32, i32), Lost> {
-        loop {
-            match sys::wait_for(self.tid) {
-                Some((_, status)) if libc::WIFSTOPPED(status) => return Ok((status >> 16, libc::WSTOPSIG(status))),
-                Some((_, status)) => return Err(Lost(status)),
-                None => {
-                    sys::sleep_until(None);
-                }
+/// (event, signal) of the next stop of a thread that is to stop.
+pub(super) fn wait_for_stop(tid: i32) -> std::result::Result<(i32, i32), Lost> {
+    loop {
+        match sys::wait_for(tid) {
+            Some((_, status)) if libc::WIFSTOPPED(status) => return Ok((status >> 16, libc::WSTOPSIG(status))),
+            Some((_, status)) => return Err(Lost(status)),
+            None => {
+                sys::sleep_until(None);
             }
         }
     }
 }
 
+/// Write a frame that takes a thread back from our calls below its stack pointer, and `scratch` below that. None where the
+/// thread cannot return by one, or where it is not sure that the room there is the thread's own.
+fn lay_frame(pid: i32, tid: i32, saved: &sys::Regs, mask: u64, gadgets: &Gadgets, scratch: &[u8]) -> Option<Laid> {
+    if !gadgets.can_return() || Status::read(tid)?.has_shadow_stack {
+        return None;
+    }
+    let mut xstate = vec![0u8; MOST_XSTATE];
+    let len = sys::get_xstate(tid, &mut xstate).ok()?;
+    let frame = Frame::below(saved.rsp, &stop::restarted(saved), mask, xstate.get(..len)?, gadgets)?;
+    let mut bytes = scratch.to_vec();
+    bytes.resize(scratch.len().next_multiple_of(STACK_ALIGN), 0);
+    let addr = frame.addr.checked_sub(bytes.len() as u64)?;
+    bytes.extend_from_slice(&frame.bytes);
+    let maps = procfs::maps(tid).ok()?;
+    let stack = maps.iter().find(|m| (m.start..m.end).contains(&saved.rsp))?;
+    // The first thread's stack, or one that a libc made: that has the thread's own data at its upper end. Others may be
+    // small and lie next to anything (goroutines, coroutines, alternate stacks).
+    let is_first = tid == pid && stack.name == "[stack]";
+    if !is_first && !(saved.rsp..stack.end).contains(&saved.fs_base) || addr < stack.start {
+        return None;
+    }
+    let mut before = vec![0u8; bytes.len()];
+    if sys::read_memory(tid, addr, &mut before) < before.len() {
+        return None;
+    }
+    sys::write_memory(tid, addr, &bytes).then_some(Laid { addr, frame: frame.addr, before })
+}
+
 impl Owner {
-    /// Execute `calls` one after the other while the target stands still; ends after the first that fails, whose
-    /// result (a negative errno) is the last returned. `scratch` is in the target's memory meanwhile.
+    /// Execute `calls` one after the other in one thread of the target; ends after the first that fails, whose result (a
+    /// negative errno) is the last returned. `scratch` is in the target's memory meanwhile.
     pub fn remote(&mut self, pid: i32, calls: &[Call], scratch: &mut [u8]) -> Result<Vec<i64>> {
-        self.stopped(pid, |owner| owner.remote_stopped(pid, calls, scratch))
+        if self.procs.get(&pid).is_some_and(Proc::stands) {
+            return self.remote_stopped(pid, calls, scratch);
+        }
+        self.with_one(pid, |owner, tid| owner.remote_on(pid, tid, calls, scratch))
     }
 
-    /// Whether the thread that executes our calls may read the time stamp counter (prctl PR_SET_TSC; new threads have
-    /// what their maker had). Asked with everything at a stand, so that what cannot be stopped shows before any change.
-    pub fn may_read_tsc(&mut self, pid: i32) -> Result<bool> {
+    /// The thread that executes our calls: the base of its thread-local storage, and whether it may read the time stamp
+    /// counter (prctl PR_SET_TSC; new threads have what their maker had).
+    pub fn ask(&mut self, pid: i32) -> Result<Asked> {
         let mut mode = [0u8; 4];
-        let ask = Call::new(libc::SYS_prctl, &[Arg::Value(libc::PR_GET_TSC as u64), Arg::Scratch(0)]);
-        self.attached(pid, |owner| {
-            owner.stop_all(pid)?;
-            owner.remote_stopped(pid, &[ask], &mut mode)
-        })?;
-        Ok(i32::from_ne_bytes(mode) != PR_TSC_SIGSEGV)
+        let call = Call::new(libc::SYS_prctl, &[Arg::Value(libc::PR_GET_TSC as u64), Arg::Scratch(0)]);
+        self.with_one(pid, |owner, tid| {
+            owner.remote_on(pid, tid, &[call], &mut mode)?;
+            let fs_base = owner.proc(pid)?.threads.get(&tid).map_or(0, |t| t.regs.fs_base);
+            Ok(Asked { tid, fs_base, may_read_tsc: i32::from_ne_bytes(mode) != PR_TSC_SIGSEGV })
+        })
     }
 
+    /// As `remote`, when everything stands.
     pub(super) fn remote_stopped(&mut self, pid: i32, calls: &[Call], scratch: &mut [u8]) -> Result<Vec<i64>> {
         let tid = self.pick(pid)?;
         self.remote_on(pid, tid, calls, scratch)
@@ -139,16 +217,31 @@ impl Owner {
 
     /// Same on one stopped thread; others may run.
     pub(super) fn remote_on(&mut self, pid: i32, tid: i32, calls: &[Call], scratch: &mut [u8]) -> Result<Vec<i64>> {
-        let syscall_addr = self.find_syscall(pid, tid)?;
+        let gadgets = self.gadgets(pid, tid)?;
         let suspended = self.pass_seccomp(pid, tid)?;
-        let done = self.borrow(pid, tid, syscall_addr, calls, scratch);
+        let done = self.borrow(pid, tid, &gadgets, calls, scratch);
         if suspended {
-            let _ = sys::set_options(tid, sys::OPTIONS);
+            let _ = sys::set_options(tid, self.options_of(pid));
         }
         done
     }
 
-    fn borrow(&mut self, pid: i32, tid: i32, at: u64, calls: &[Call], scratch: &mut [u8]) -> Result<Vec<i64>> {
+    fn options_of(&self, pid: i32) -> i32 {
+        if self.procs.get(&pid).is_some_and(|p| p.partial) {
+            sys::OPTIONS_ALONE
+        } else {
+            sys::OPTIONS
+        }
+    }
+
+    fn borrow(
+        &mut self,
+        pid: i32,
+        tid: i32,
+        gadgets: &Gadgets,
+        calls: &[Call],
+        scratch: &mut [u8],
+    ) -> Result<Vec<i64>> {
         let os = |e| Error::os(pid, "borrowing a thread", e);
         let mut saved = sys::get_regs(tid).map_err(os)?;
         if let Some(abort) = self.rseq_abort(pid, tid, saved.rip) {
@@ -156,8 +249,12 @@ impl Owner {
             saved.rip = abort;
         }
         let mask = sys::get_sigmask(tid).map_err(os)?;
+        let frame = lay_frame(pid, tid, &saved, mask, gadgets, scratch);
+        let syscall_addr = if frame.is_some() { gadgets.syscall_ret } else { gadgets.syscall };
+        let borrowed = Borrowed { tid, saved, mask, syscall_addr, frame };
+        // A call that does nothing, so that the registers come before the mask.
+        borrowed.prepare(libc::SYS_getpid, [0; 6]);
         sys::set_sigmask(tid, u64::MAX).map_err(os)?;
-        let borrowed = Borrowed { tid, saved, mask, syscall_addr: at };
         let mut results = Vec::with_capacity(calls.len());
         let outcome = self.run_calls(pid, &borrowed, calls, scratch, &mut results);
         match outcome.and_then(|done| borrowed.give_back().map(|group| (done, group))) {
@@ -173,7 +270,7 @@ impl Owner {
     }
 
     /// A borrowed thread is in an event-stop again.
-    pub(super) fn given_back(&mut self, pid: i32, borrowed: &Borrowed, group: bool) {
+    fn given_back(&mut self, pid: i32, borrowed: &Borrowed, group: bool) {
         let Some(proc) = self.procs.get_mut(&pid) else {
             return;
         };
@@ -194,25 +291,30 @@ impl Owner {
         results: &mut Vec<i64>,
     ) -> std::result::Result<Result<()>, Lost> {
         let len = (scratch.len() as u64).next_multiple_of(PAGE);
-        let mut page = 0;
-        if !scratch.is_empty() {
+        let laid = borrowed.frame.as_ref().map(|laid| laid.addr);
+        let needs_page = laid.is_none() && !scratch.is_empty();
+        let mut at = laid.unwrap_or(0);
+        if needs_page {
             let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
             let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
             let got = borrowed.call(libc::SYS_mmap, [0, len, prot, flags, u64::MAX, 0])?;
             if got < 0 {
                 return Ok(Err(Error::os(pid, "mapping a page", -got as i32)));
             }
-            page = got as u64;
+            at = got as u64;
         }
-        let mut done = if scratch.is_empty() { Ok(()) } else { self.write_memory(pid, page, scratch) };
+        let mut done = if needs_page { self.write_memory(pid, at, scratch) } else { Ok(()) };
         if done.is_ok() {
             for call in calls {
                 let args = call.args.map(|arg| match arg {
                     Arg::Value(value) => value,
-                    Arg::Scratch(offset) => page.wrapping_add(offset),
+                    Arg::Scratch(offset) => at.wrapping_add(offset),
                     Arg::Result { index, add } => results.get(index).map_or(0, |r| (*r as u64).wrapping_add(add)),
                 });
-                let result = borrowed.call(call.number, args)?;
+                let result = match call.number {
+                    OPEN_HERE => open_here(borrowed.tid, args[0]),
+                    number => borrowed.call(number, args)?,
+                };
                 results.push(result);
                 if (-4095..0).contains(&result) {
                     break;
@@ -220,14 +322,16 @@ impl Owner {
             }
         }
         if !scratch.is_empty() {
-            done = done.and_then(|()| self.read_memory(pid, page, scratch));
-            borrowed.call(libc::SYS_munmap, [page, len, 0, 0, 0, 0])?;
+            done = done.and_then(|()| self.read_memory(pid, at, scratch));
+        }
+        if needs_page {
+            borrowed.call(libc::SYS_munmap, [at, len, 0, 0, 0, 0])?;
         }
         Ok(done)
     }
 
     /// The thread to borrow: no sibling (it has files of its own), 64-bit code, and rather one that was running the program than one in a call.
-    fn pick(&mut self, pid: i32) -> Result<i32> {
+    pub(super) fn pick(&mut self, pid: i32) -> Result<i32> {
         let proc = self.procs.get(&pid).ok_or_else(|| Error::gone(pid))?;
         let mut best: Option<(u32, i32)> = None;
         for (tid, thread) in &proc.threads {
@@ -262,41 +366,11 @@ impl Owner {
         if status.seccomp == 0 {
             return Ok(false);
         }
-        match sys::set_options(tid, sys::OPTIONS | sys::SUSPEND_SECCOMP) {
+        match sys::set_options(tid, self.options_of(pid) | sys::SUSPEND_SECCOMP) {
             Ok(()) => Ok(true),
             Err(libc::ESRCH) => Err(Error::gone(pid)),
             Err(_) => refuse("filters its system calls (seccomp), which only root can suspend"),
         }
-    }
-
-    /// A `syscall` instruction in the vDSO or any other executable mapping.
-    fn find_syscall(&mut self, pid: i32, tid: i32) -> Result<u64> {
-        let known = self.proc(pid)?.syscall_addr;
-        let mut bytes = [0u8; 2];
-        if known != 0 && self.read_memory(pid, known, &mut bytes).is_ok() && bytes == [0x0f, 0x05] {
-            return Ok(known);
-        }
-        // By a thread that lives: a first thread that has ended has no memory any more.
-        let mut maps = procfs::maps(tid)?;
-        maps.retain(|m| m.executable && m.name != "[vsyscall]");
-        maps.sort_by_key(|m| m.name != "[vdso]");
-        for map in maps {
-            // The kernel's instruction is somewhere in the first pages of a libc or the vDSO; 4 MB reach into any text.
-            let len = (map.end - map.start).min(4 << 20);
-            let mut text = vec![0; usize::try_from(len).unwrap_or(0)];
-            if self.read_memory(pid, map.start, &mut text).is_err() {
-                continue;
-            }
-            if let Some(at) = text.windows(2).position(|w| w == [0x0f, 0x05]) {
-                let found = map.start + at as u64;
-                self.proc(pid)?.syscall_addr = found;
-                return Ok(found);
-            }
-        }
-        if Status::read(tid).is_none_or(|s| s.is_dead() || !s.has_memory) {
-            return Err(Error::gone(pid));
-        }
-        Err(Error::new("unsupported", format!("process {pid} has no syscall instruction")))
     }
 
     /// Where the kernel would send a thread that was interrupted in a restartable sequence (struct rseq_cs,

@@ -167,8 +167,7 @@ impl Owner {
         self.let_siblings_go(pid);
         self.tids.retain(|_, owner| *owner != pid);
         self.tids.insert(pid, pid);
-        self.installed.remove(&pid);
-        self.mapped.remove(&pid);
+        self.forget_program(pid);
         let memory = open_memory(pid);
         let Some(proc) = self.procs.get_mut(&pid) else {
             return;
@@ -177,7 +176,6 @@ impl Owner {
         proc.running = 0;
         proc.add(pid);
         proc.generation += 1;
-        proc.syscall_addr = 0;
         proc.watch = None;
         proc.mem = memory.ok();
         if proc.stepping {
@@ -200,12 +198,15 @@ impl Owner {
             if let Some(proc) = self.procs.get_mut(&pid) {
                 proc.remove(tid);
                 if tid == pid || proc.threads.is_empty() {
+                    // Of a process that is traced in part, others may live on.
+                    let partial = proc.partial;
                     self.let_siblings_go(pid);
                     self.procs.remove(&pid);
                     self.tids.retain(|_, owner| *owner != pid);
-                    self.installed.remove(&pid);
-                    self.mapped.remove(&pid);
-                    ended = true;
+                    if !partial {
+                        self.forget_program(pid);
+                    }
+                    ended |= !partial;
                 } else {
                     self.announce_if_still(pid);
                 }

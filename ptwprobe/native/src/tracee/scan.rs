@@ -142,14 +142,18 @@ impl Owner {
 
     /// Same, when everything stands already.
     pub(super) fn standing_in(&mut self, pid: i32, ranges: &Ranges, scanner: &mut Scanner) -> Result<Vec<i32>> {
-        let mut found = Vec::new();
-        for (tid, thread) in self.proc(pid)?.threads.iter().filter(|(_, t)| t.is_stopped()) {
+        let standing = self.proc(pid)?.threads.iter().filter(|(_, t)| t.is_stopped());
+        let tids: Vec<i32> = standing.map(|(tid, _)| *tid).collect();
+        Ok(tids.into_iter().filter(|tid| self.stands_in(pid, *tid, ranges, scanner)).collect())
+    }
+
+    /// Same for one stopped thread; false where it is gone.
+    pub(super) fn stands_in(&self, pid: i32, tid: i32, ranges: &Ranges, scanner: &mut Scanner) -> bool {
+        let thread = self.procs.get(&pid).and_then(|p| p.threads.get(&tid));
+        thread.is_some_and(|thread| {
             let regs = &thread.regs;
-            if ranges.contains(regs.rip) || scanner.find(*tid, regs.rsp, ranges, Words::All).is_some() {
-                found.push(*tid);
-            }
-        }
-        Ok(found)
+            ranges.contains(regs.rip) || scanner.find(tid, regs.rsp, ranges, Words::All).is_some()
+        })
     }
 }
 

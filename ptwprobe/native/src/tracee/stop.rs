@@ -42,8 +42,26 @@ const ENTERED_AGAIN: &[i64] = &[
     libc::SYS_epoll_pwait2,
 ];
 
+/// What a call returns inside the kernel that is to be restarted (include/linux/errno.h).
+const RESTARTS: [i64; 4] = [-512, -513, -514, -516];
+
+pub fn may_return_eintr(call: i64) -> bool {
+    ENTERED_AGAIN.contains(&call)
+}
+
 pub fn returns_eintr(regs: &sys::Regs) -> bool {
     regs.rax as i64 == -i64::from(libc::EINTR) && ENTERED_AGAIN.contains(&(regs.orig_rax as i64))
+}
+
+/// The registers with which a thread in an event-stop goes on where the kernel does not restart its call for it. Timeouts
+/// of nanosleep, poll and futex start anew.
+pub fn restarted(regs: &sys::Regs) -> sys::Regs {
+    let mut out = *regs;
+    if regs.orig_rax as i64 >= 0 && (RESTARTS.contains(&(regs.rax as i64)) || returns_eintr(regs)) {
+        out.rax = regs.orig_rax;
+        out.rip = regs.rip.wrapping_sub(2);
+    }
+    out
 }
 
 /// Make a call that our stop interrupted start over, unless a handler of the program is due: then EINTR is right.

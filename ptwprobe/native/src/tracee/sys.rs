@@ -17,8 +17,11 @@ pub const OPTIONS: c_int = libc::PTRACE_O_TRACESYSGOOD
     | libc::PTRACE_O_TRACEFORK
     | libc::PTRACE_O_TRACEVFORK
     | libc::PTRACE_O_TRACEEXEC;
+pub const OPTIONS_ALONE: c_int = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
 /// `PTRACE_O_SUSPEND_SECCOMP`, linux/ptrace.h.
 pub const SUSPEND_SECCOMP: c_int = 1 << 21;
+/// linux/elf.h
+const NT_X86_XSTATE: usize = 0x202;
 const PTRACE_GETSIGMASK: c_uint = 0x420a;
 const PTRACE_SETSIGMASK: c_uint = 0x420b;
 const PTRACE_GET_RSEQ_CONFIGURATION: c_uint = 0x420f;
@@ -47,6 +50,11 @@ pub fn seize(tid: i32) -> Result<(), Errno> {
     request(libc::PTRACE_SEIZE, tid, 0, OPTIONS as usize)
 }
 
+/// Trace a thread but nobody that it creates.
+pub fn seize_alone(tid: i32) -> Result<(), Errno> {
+    request(libc::PTRACE_SEIZE, tid, 0, OPTIONS_ALONE as usize)
+}
+
 pub fn set_options(tid: i32, options: c_int) -> Result<(), Errno> {
     request(libc::PTRACE_SETOPTIONS, tid, 0, options as usize)
 }
@@ -69,11 +77,6 @@ pub fn cont_syscall(tid: i32, signal: i32) -> Result<(), Errno> {
     request(libc::PTRACE_SYSCALL, tid, 0, signal as usize)
 }
 
-/// Resume for one instruction.
-pub fn single_step(tid: i32) -> Result<(), Errno> {
-    request(libc::PTRACE_SINGLESTEP, tid, 0, 0)
-}
-
 pub fn detach(tid: i32, signal: i32) -> Result<(), Errno> {
     request(libc::PTRACE_DETACH, tid, 0, signal as usize)
 }
@@ -91,6 +94,13 @@ pub fn get_regs(tid: i32) -> Result<Regs, Errno> {
 
 pub fn set_regs(tid: i32, regs: &Regs) -> Result<(), Errno> {
     request(libc::PTRACE_SETREGS, tid, 0, std::ptr::from_ref(regs) as usize)
+}
+
+/// The vector state as XSAVE stores it, in as many bytes of `state` as are returned.
+pub fn get_xstate(tid: i32, state: &mut [u8]) -> Result<usize, Errno> {
+    let mut vec = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
+    request(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, &raw mut vec as usize)?;
+    Ok(vec.iov_len)
 }
 
 /// The signal mask that the thread has outside of calls that lend it another one.
@@ -208,4 +218,13 @@ pub fn read_memory(pid: i32, addr: u64, buf: &mut [u8]) -> usize {
     // SAFETY: `local` describes `buf`; the remote side is checked by the kernel.
     let got = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
     usize::try_from(got).unwrap_or(0)
+}
+
+/// All of `bytes` to `addr` of another process, where it may be written by the process itself.
+pub fn write_memory(pid: i32, addr: u64, bytes: &[u8]) -> bool {
+    let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let remote = libc::iovec { iov_base: addr as *mut c_void, iov_len: bytes.len() };
+    // SAFETY: `local` describes `bytes`, which is only read; the remote side is checked by the kernel.
+    let put = unsafe { libc::process_vm_writev(pid, &local, 1, &remote, 1, 0) };
+    usize::try_from(put) == Ok(bytes.len())
 }
