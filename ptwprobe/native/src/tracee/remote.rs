@@ -167,7 +167,7 @@ fn lay_frame(pid: i32, tid: i32, saved: &sys::Regs, mask: u64, gadgets: &Gadgets
     }
     let mut xstate = vec![0u8; MOST_XSTATE];
     let len = sys::get_xstate(tid, &mut xstate).ok()?;
-    let frame = Frame::below(saved.rsp, &stop::restarted(saved), mask, xstate.get(..len)?, gadgets)?;
+    let frame = Frame::below(saved.rsp, &stop::restarted(tid, saved), mask, xstate.get(..len)?, gadgets)?;
     let mut bytes = scratch.to_vec();
     bytes.resize(scratch.len().next_multiple_of(STACK_ALIGN), 0);
     let addr = frame.addr.checked_sub(bytes.len() as u64)?;

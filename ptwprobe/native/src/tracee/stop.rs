@@ -44,6 +44,9 @@ const ENTERED_AGAIN: &[i64] = &[
 
 /// What a call returns inside the kernel that is to be restarted (include/linux/errno.h).
 const RESTARTS: [i64; 4] = [-512, -513, -514, -516];
+const RESTART_SYSCALL: u64 = libc::SYS_restart_syscall as u64;
+/// Calls that `restart_syscall` stands for.
+const WITH_RESTART_BLOCK: [i64; 4] = [libc::SYS_nanosleep, libc::SYS_clock_nanosleep, libc::SYS_poll, libc::SYS_futex];
 
 pub fn may_return_eintr(call: i64) -> bool {
     ENTERED_AGAIN.contains(&call)
@@ -53,15 +56,29 @@ pub fn returns_eintr(regs: &sys::Regs) -> bool {
     regs.rax as i64 == -i64::from(libc::EINTR) && ENTERED_AGAIN.contains(&(regs.orig_rax as i64))
 }
 
-/// The registers with which a thread in an event-stop goes on where the kernel does not restart its call for it. Timeouts
-/// of nanosleep, poll and futex start anew.
-pub fn restarted(regs: &sys::Regs) -> sys::Regs {
+/// The registers with which a thread in an event-stop goes on where the kernel does not restart its call for it: as it
+/// would, but for the timeouts of nanosleep, poll and futex, which start anew.
+pub fn restarted(tid: i32, regs: &sys::Regs) -> sys::Regs {
     let mut out = *regs;
     if regs.orig_rax as i64 >= 0 && (RESTARTS.contains(&(regs.rax as i64)) || returns_eintr(regs)) {
-        out.rax = regs.orig_rax;
         out.rip = regs.rip.wrapping_sub(2);
+        out.rax = if regs.orig_rax == RESTART_SYSCALL { restarted_call(tid, out.rip) } else { regs.orig_rax };
     }
     out
+}
+
+/// The call that a thread has at `rip` where the kernel's `restart_syscall` has taken the place of its number: that is
+/// in the `mov $number, %eax` before it, as every libc has it.
+fn restarted_call(tid: i32, rip: u64) -> u64 {
+    let mut code = [0u8; 5];
+    let read = sys::read_memory(tid, rip.wrapping_sub(code.len() as u64), &mut code) == code.len();
+    let [opcode, number @ ..] = code;
+    let number = u32::from_le_bytes(number);
+    if read && opcode == 0xb8 && WITH_RESTART_BLOCK.contains(&i64::from(number)) {
+        number.into()
+    } else {
+        RESTART_SYSCALL
+    }
 }
 
 /// Make a call that our stop interrupted start over, unless a handler of the program is due: then EINTR is right.
