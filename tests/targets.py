@@ -65,6 +65,16 @@ class Target:
                 raise EOFError(f"{self.process.args!r} ended before {what}; got {self._output!r}")
             self._output += piece
 
+    def peek(self) -> str:
+        """All output up to now, without waiting for more."""
+        assert self.process.stdout is not None
+        while select.select([self.process.stdout], [], [], 0)[0]:
+            piece = os.read(self.process.stdout.fileno(), 65536)
+            if not piece:
+                break
+            self._output += piece
+        return self.output
+
     def go(self) -> None:
         """The byte that the program waits for."""
         assert self.process.stdin is not None

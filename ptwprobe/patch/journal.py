@@ -242,6 +242,10 @@ def _read(folder: RunFolder, key: str) -> Entry:
         journal = Journal.from_text(folder.read(key + SUFFIX))
         if journal.identity.key != key:
             raise ValueError("it is about another process than its name says")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        return Entry(folder, key, None, f"{folder.path / (key + SUFFIX)}: {error.strerror}")
     except InputError as error:
         return Entry(folder, key, None, error.message)
     except (ValueError, UnicodeError) as error:
@@ -300,7 +304,7 @@ class Claim:
             try:
                 lock = folder.lock(identity.key)
             except OSError as error:
-                raise PermissionDeniedError(f"{folder.path}: {error.strerror}", "remove what is in the way") from error
+                raise PermissionDeniedError(f"{folder.path}: {error.strerror}", "make the folder usable") from error
             if isinstance(lock, Lock):
                 return cls(folder, identity, process.comm, lock)
             # A recorder that was killed is restoring its targets; who looks holds the lock for an instant.
@@ -334,7 +338,7 @@ def busy(process: Process, recorder: int) -> RefusedError:
     """Somebody else has the process."""
     who = f"ptwprobe (pid {recorder})" if recorder else "another ptwprobe"
     return RefusedError(
-        RefusalReason.BUSY, f"process {process.pid} is being recorded by {who}", "wait for its end, or end it"
+        RefusalReason.BUSY, f"process {process.pid} is in the hands of {who}", "wait for its end, or end it"
     )
 
 

@@ -10,6 +10,7 @@ ended, too, which is after it has restored the targets of a recorder that was ki
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -96,14 +97,7 @@ class RunFolder:
 
     def read(self, name: str) -> bytes:
         """A file's content. Raises FileNotFoundError; InputError for what is no file of ours."""
-        try:
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.dir_fd)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise InputError(f"{self.path / name}: {error.strerror}", "remove it") from error
-        with os.fdopen(fd, "rb") as file:
-            self._check_ours(name, os.fstat(fd))
+        with os.fdopen(self._open(name, os.O_RDONLY), "rb") as file:
             return file.read(_MOST_BYTES)
 
     def write(self, name: str, content: bytes) -> None:
@@ -125,11 +119,9 @@ class RunFolder:
     def lock(self, key: str) -> Lock | Holder:
         """The lock ``key``, or who has it now; never waits. Raises OSError, InputError."""
         name = key + LOCK_SUFFIX
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         while True:
-            fd = os.open(name, flags, 0o600, dir_fd=self.dir_fd)
+            fd = self._open(name, os.O_RDWR | os.O_CREAT)
             try:
-                self._check_ours(name, os.fstat(fd))
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if self._is_still(name, fd):
                     os.ftruncate(fd, 0)
@@ -148,16 +140,19 @@ class RunFolder:
     def holder(self, key: str) -> Holder | None:
         """Who has the lock ``key``, without taking it for longer than that takes to see."""
         try:
-            fd = os.open(key + LOCK_SUFFIX, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.dir_fd)
+            fd = self._open(key + LOCK_SUFFIX, os.O_RDONLY)
+        except (OSError, InputError):
+            return None
+        try:
+            # A shared lock, so that two who look do not take each other for a holder.
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Holder(_pid_in(os.pread(fd, 4096, 0)))
         except OSError:
             return None
-        with os.fdopen(fd, "rb") as file:
-            try:
-                # A shared lock, so that two who look do not take each other for a holder.
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return Holder(_pid_in(file.read(4096)))
-            return None
+        finally:
+            os.close(fd)
+        return None
 
     def _is_still(self, name: str, fd: int) -> bool:
         try:
@@ -166,9 +161,20 @@ class RunFolder:
             return False
         return os.path.samestat(found, os.fstat(fd))
 
-    def _check_ours(self, name: str, status: os.stat_result) -> None:
+    def _open(self, name: str, flags: int) -> int:
+        """Open a file that is nobody's but ours, never a link, a FIFO or a device."""
+        try:
+            flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(name, flags, 0o600, dir_fd=self.dir_fd)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise
+            raise InputError(f"{self.path / name}: {error.strerror}", "remove it") from error
+        status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            os.close(fd)
             raise InputError(f"{self.path / name} is not a file that ptwprobe made", "remove it")
+        return fd
 
 
 def _pid_in(content: bytes) -> int:
