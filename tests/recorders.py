@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests import cli
+from ptwprobe.patch import recover
+from ptwprobe.report import status
 
 OWNER = "ptwprobe-owner"
 
@@ -36,8 +37,8 @@ def kill_both(recorder: subprocess.Popen[bytes]) -> None:
 
 
 def status_of(pid: int) -> dict[str, Any] | None:
-    """What ``ptwprobe status --json`` says of a process, None if it has nothing of ours."""
-    found = json.loads(cli.run("status", "-p", str(pid), "--json").good().stdout)["processes"]
+    """What ``ptwprobe status --json`` says of a process, None if it has nothing of ours; without a start of Python."""
+    found = json.loads(json.dumps(status.as_json(recover.status(pid))))["processes"]
     assert [one["pid"] for one in found] in ([], [pid])
     return found[0] if found else None
 

@@ -49,7 +49,7 @@ class State(Enum):
 
 class SiteState(Enum):
     PATCHED = "patched"
-    RESTORED = "restored"
+    ORIGINAL = "original"
     """The code is as it was, though there is still a stub for it."""
     CHANGED = "changed"
     """Neither our jump nor the original bytes."""
@@ -120,7 +120,7 @@ def look(process: Process, *, claimed: bool = False) -> Found | None:
         state = State.RECORDED
     elif origin is not None and not _is(process, origin):
         state = State.INHERITED
-    elif all(s.state is SiteState.RESTORED for s in sites) and not unknown:
+    elif all(s.state is SiteState.ORIGINAL for s in sites) and not unknown:
         state = State.KEPT
     else:
         state = State.LEFT_OVER
@@ -333,7 +333,7 @@ def _site(process: Process, maps: Sequence[Mapping], stub: Stub) -> FoundSite:
     now = memory[: len(patch.old)]
     if now == patch.old or not memory or now == _in_file(process, maps, addr, len(now)):
         # Unmapped, or mapped over: the object that was patched is not there any more.
-        return FoundSite(addr, stub.addr, path, SiteState.RESTORED, memory, patch)
+        return FoundSite(addr, stub.addr, path, SiteState.ORIGINAL, memory, patch)
     return FoundSite(addr, stub.addr, path, SiteState.CHANGED, memory, patch)
 
 

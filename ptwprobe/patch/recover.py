@@ -99,7 +99,7 @@ def _take_out_once(tracer: _native.Tracer, process: Process, claim: Claim) -> li
             now = found.look(process, claimed=True)
             if now is None:
                 return []
-            understood = not now.unknown and all(s.state in (SiteState.PATCHED, SiteState.RESTORED) for s in now.sites)
+            understood = not now.unknown and all(s.state in (SiteState.PATCHED, SiteState.ORIGINAL) for s in now.sites)
             # Where something is not understood, a jump that we do not see may lead into the stubs.
             target.adopt(now.patched, now.areas if understood else ())
             target.leave()
@@ -138,11 +138,11 @@ def _compare(process: Process, comm: str, before: Found, after: Found | None, no
         return Restored(process, comm, len(before.patched), len(before.areas), (), before.journal_problem)
     left = [*notes, *after.unknown]
     for site in after.sites:
-        if site.state is not SiteState.RESTORED:
+        if site.state is not SiteState.ORIGINAL:
             left.append(f"{site.path} at {site.addr:#x}: {describe(site)}")
     if after.areas and not left:
         left.append("stubs and ring stay mapped")
-    still = {site.addr for site in after.sites if site.state is not SiteState.RESTORED}
+    still = {site.addr for site in after.sites if site.state is not SiteState.ORIGINAL}
     done = sum(patch.site.runtime_addr not in still for patch in before.patched)
     return Restored(process, comm, done, len(before.areas) - len(after.areas), tuple(left), before.journal_problem)
 
@@ -151,8 +151,8 @@ def describe(site: found.FoundSite) -> str:
     """What is at a site, in words."""
     if site.state is SiteState.PATCHED:
         return "patched"
-    if site.state is SiteState.RESTORED:
-        return "restored"
+    if site.state is SiteState.ORIGINAL:
+        return "as it was"
     if site.state is SiteState.NO_STUB:
         return f"jumps to {site.stub_addr:#x}, where no stub of this version is; left alone"
     was = site.patch.old.hex(" ") if site.patch else "?"

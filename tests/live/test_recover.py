@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import struct
 import subprocess
@@ -16,7 +18,7 @@ import pytest
 from tests import cli
 from tests.cli import Recording
 from tests.live.test_ends import code_at
-from tests.recorders import kill_both, layout, our_mappings, status_of
+from tests.recorders import kill_both, layout, our_mappings, owner_of, status_of
 from tests.symbols import function
 from tests.targets import Target
 
@@ -78,7 +80,11 @@ def test_after_a_death_of_both_the_target_runs_on_and_is_restored(
     assert [site["state"] for site in found["sites"]] == ["patched"]
     assert {m["kind"] for m in found["mappings"]} == {"ring", "gate", "stubs"}
     assert Path(found["journal"]).exists()
-    assert "left-over" in cli.run("status").good().stdout.decode()
+    printed = json.loads(cli.run("status", "--json").good().stdout)["processes"]
+    assert found in printed
+    text = cli.run("status", "-p", str(worker.pid)).good().stdout.decode()
+    assert text.splitlines()[0].split()[:3] == [str(worker.pid), "left-over", "forks_on"]
+    assert len(text.splitlines()) == 1 + len(found["sites"]) + len(found["mappings"])
     done = cli.run("detach", "-p", str(worker.pid)).good()
     assert done.stdout == f"process {worker.pid} (forks_on): 1 site restored, 3 mappings taken out\n".encode()
     assert status_of(worker.pid) is None
@@ -226,7 +232,7 @@ def test_stubs_are_kept_while_a_signal_frame_leads_into_them(progs: Programs, st
     found = status_of(target.pid)
     assert found is not None
     assert found["state"] == "kept"
-    assert [site["state"] for site in found["sites"]] == ["restored"]
+    assert [site["state"] for site in found["sites"]] == ["original"]
     assert {m["kind"] for m in found["mappings"]} == {"ring", "gate", "stubs"}
     refused = cli.run("detach", "-p", str(target.pid))
     assert refused.exit_code == 4
@@ -259,6 +265,41 @@ def interrupted_in_stub(pid: int) -> bool:
     sp = int(Path(f"/proc/{pid}/syscall").read_text().split()[-2], 16)
     words = struct.unpack("<400Q", read(pid, sp, 3200))
     return any(word in r for word in words for r in ranges)
+
+
+def test_both_killed_at_any_moment(progs: Programs, start: Start, tmp_path: Path, full: bool) -> None:
+    """While the probes go in, record, and come out, with a child forked meanwhile; always restorable, nothing stays."""
+    dice = random.Random(7)
+    for turn in range(300 if full else 6):
+        worker = start(progs("forks_on"))
+        before = layout(worker.pid)
+        words = ["record", "-p", str(worker.pid), "-e", PROBE, "-e", "libc:clock_nanosleep a=+0(%dx)"]
+        recorder = subprocess.Popen(
+            [*cli.COMMAND, *words, "-o", tmp_path / "s.ptw"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        assert recorder.stdout is not None
+        if turn % 3:
+            assert b"recording into" in recorder.stdout.readline()
+            child = fork(worker)
+            if turn % 3 == 2:
+                recorder.send_signal(signal.SIGINT)
+                time.sleep(dice.uniform(0, 0.1))
+        else:
+            child = 0
+            while not files_of(worker.pid) and recorder.poll() is None:
+                time.sleep(0.0005)
+            time.sleep(dice.uniform(0, 0.1))
+        with contextlib.suppress(AssertionError, ProcessLookupError):
+            os.kill(owner_of(recorder.pid), signal.SIGKILL)
+        recorder.kill()
+        recorder.communicate()
+        done = cli.run("detach", "-p", str(worker.pid), "--all").good()
+        for pid in (worker.pid, child) if child else (worker.pid,):
+            assert not our_mappings(pid), done.stdout.decode()
+            assert status_of(pid) is None
+        assert layout(worker.pid) == before
+        assert not files_of(worker.pid)
+        check_whole(worker, progs("forks_on"))
 
 
 # ---------------------------------------------------------------- who records
