@@ -410,6 +410,11 @@ class Tracer:
     def watch(self, pid: int, loads: Sequence[tuple[int, int, int]]) -> None:
         """Attach, and hide faults of the instructions at [start, end): the thread goes on at the fix-up address."""
 
+    def take_ended(self, pid: int) -> list[int]:
+        """Addresses of the patches that were taken out, since the call before, for a program's handler: it was called for
+        a fault of a displaced instruction, and would have returned into the patch.
+        """
+
     def hold_gate(self, word_addr: int) -> int:
         """Make the word at ``word_addr`` (of ours, in a shared mapping) our pid, until we release it or die."""
 

@@ -66,6 +66,7 @@ class Code:
         """
         deadline = time.monotonic() + seconds
         while True:
+            notes += self.drop_ended()
             self._drop_unloaded(notes)
             try:
                 self.undo(self.patches, release=True)
@@ -94,6 +95,18 @@ class Code:
     def forget(self) -> None:
         """There is nothing to undo any more."""
         self.patches.clear()
+
+    def drop_ended(self) -> list[str]:
+        """Forget the patches that the tracer had to take out; a line about each."""
+        with native_errors(self._pid):
+            ended = self._tracer.take_ended(self._pid)
+        gone = [p for p in self.patches if p.site.runtime_addr in ended]
+        self.patches = [p for p in self.patches if p not in gone]
+        return [
+            f"process {self._pid}: {_place(p)} ended: an instruction that it displaced faulted, and the program may go on"
+            " in the middle of the patch"
+            for p in gone
+        ]
 
     def _drop_unloaded(self, notes: list[str]) -> None:
         """A patch whose object was unloaded is undone already, also when it was loaded again to the same place."""

@@ -200,7 +200,8 @@ class Instrumented:
     def install(self, patches: Sequence[Patch]) -> None:
         """Patch all sites in one change, for which the target stands still once, and let the stubs emit.
 
-        Faults of loads are caught from before the first hit on. Raises ThreadIdsError: see ``without_thread_ids``.
+        Faults of loads, and of displaced instructions, are caught from before the first hit on. Raises ThreadIdsError:
+        see ``without_thread_ids``.
         """
         loads = [load for p in (*self.patches, *patches) for load in p.stub.loads]
         if loads:
@@ -225,6 +226,10 @@ class Instrumented:
         if not self.has_loads:
             self.target.release()
         return self.has_loads
+
+    def take_ended(self) -> list[str]:
+        """A line about each probe that had to end since the last call, for the program's own handling of faults."""
+        return self.target.code.drop_ended() if self.has_loads else []
 
     def stubs_are_empty(self) -> bool:
         """Whether no thread stands in a stub or has a frame that returns into one."""

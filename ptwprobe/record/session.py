@@ -205,6 +205,7 @@ class Session:
             elif live.replaced():
                 self._lose(targets, live, End.EXEC)
         targets.look_at_holes()
+        targets.look_at_ended()
         error = targets.recorder.stats()["error"]
         if error is not None:
             self.end = End.DISK_FULL if error[0] == "disk-full" else End.WRITE_ERROR

@@ -132,6 +132,13 @@ class Targets:
                     for ring in rings:
                         self.recorder.pass_hole(live.pid, ring)
 
+    def look_at_ended(self) -> None:
+        """Tell of probes that ended while their program runs on."""
+        for live in self.live:
+            with contextlib.suppress(TargetError):
+                for text in live.instrumented.take_ended():
+                    self._note(text)
+
     def lose(self, live: Live) -> None:
         """The address space of ``live`` is gone (exit or exec): read what is left in its rings.
 

@@ -137,6 +137,10 @@ impl Tracer {
         self.run(py, move |owner| owner.unmap(pid))
     }
 
+    fn take_ended(&self, py: Python<'_>, pid: i32) -> PyResult<Vec<u64>> {
+        self.run(py, move |owner| Ok(owner.take_ended(pid)))
+    }
+
     fn watch(&self, py: Python<'_>, pid: i32, loads: Vec<(u64, u64, u64)>) -> PyResult<()> {
         let loads = loads.into_iter().map(|(start, end, fixup)| Load { start, end, fixup }).collect();
         self.run(py, move |owner| owner.watch(pid, loads))

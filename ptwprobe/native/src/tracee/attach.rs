@@ -83,7 +83,14 @@ impl Owner {
         proc.held = false;
         proc.stepping = false;
         proc.announce = None;
-        let stopped = self.stop_clear_of_loads(pid);
+        let mut stopped = self.stop_clear_of_loads(pid);
+        // Taking out what a parked thread waits for lets the others run for a moment.
+        for _ in 0..LOAD_ROUNDS {
+            if stopped.is_err() || !self.answer_parked_of(pid) {
+                break;
+            }
+            stopped = self.stop_clear_of_loads(pid);
+        }
         let Some(proc) = self.procs.remove(&pid) else {
             return Err(Error::gone(pid));
         };
@@ -118,6 +125,9 @@ impl Owner {
     pub(super) fn release_leaving(&mut self, tid: i32, event: i32, signal: i32) {
         self.leaving.remove(&tid);
         let deliver = if event == 0 && signal != libc::SIGTRAP | 0x80 { signal } else { 0 };
+        if event == 0 {
+            self.show_original_to_leaving(tid, signal);
+        }
         if event == libc::PTRACE_EVENT_STOP && signal == libc::SIGTRAP {
             if let Ok(mut regs) = sys::get_regs(tid) {
                 super::stop::rewind(tid, &mut regs);

@@ -59,6 +59,7 @@ impl Owner {
             self.inside.remove(&pid);
             self.programs.remove(&pid);
             self.gadgets.remove(&pid);
+            self.copies.remove(&pid);
         } else {
             let unpatched = self.installed.get(&pid).is_none_or(Vec::is_empty);
             let known = !self.mapped.contains_key(&pid) || self.inside.contains_key(&pid);
@@ -105,6 +106,7 @@ impl Owner {
         })?;
         self.mapped.remove(&pid);
         self.inside.remove(&pid);
+        self.copies.remove(&pid);
         Ok(inside)
     }
 

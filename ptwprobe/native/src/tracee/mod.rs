@@ -8,6 +8,8 @@
 
 mod attach;
 mod borrow;
+mod copies;
+mod dispositions;
 mod faults;
 mod frame;
 mod gadgets;

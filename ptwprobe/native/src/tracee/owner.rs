@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::copies::{Copies, Parked};
 use super::faults::Watch;
 use super::gadgets::Gadgets;
 use super::gate::Gates;
@@ -35,8 +36,12 @@ pub struct Thread {
     pub interrupted: bool,
     /// The thread went through a job-control stop, which interrupts calls by itself.
     pub was_group_stopped: bool,
-    /// The signal mask when the watch began (or the thread was first seen stopped).
-    pub mask: Option<u64>,
+    /// Which of the signals of faults the thread blocks, as far as was seen while loads are watched.
+    pub blocked: u64,
+    /// Waits in its event-stop for a patch to be taken out (`copies.rs`).
+    pub parked: bool,
+    /// That could not be done: its next fault in a stub is told at the stub's address.
+    pub told_as_is: bool,
     /// No thread of the process, but it shares the memory.
     pub sibling: bool,
     /// To stand still whatever the others do.
@@ -51,7 +56,9 @@ impl Thread {
             regs: sys::NO_REGS,
             interrupted: false,
             was_group_stopped: false,
-            mask: None,
+            blocked: 0,
+            parked: false,
+            told_as_is: false,
             sibling: false,
             wanted: false,
         }
@@ -183,6 +190,11 @@ pub struct Owner {
     /// The memory of the programs that we have mapped into. Reads fail once another program has taken a program's place.
     pub(super) programs: HashMap<i32, File>,
     pub(super) gadgets: HashMap<i32, Gadgets>,
+    /// Which instructions the stubs have copies of, by pid.
+    pub(super) copies: HashMap<i32, Copies>,
+    pub(super) parked: Vec<Parked>,
+    /// Sites that were taken out for a program's handler, by pid.
+    pub(super) ended: HashMap<i32, Vec<u64>>,
     pub(super) gates: Gates,
     pub(super) shared: Arc<Shared>,
     pub(super) original_mask: libc::sigset_t,
@@ -203,12 +215,28 @@ impl Owner {
             inside: HashMap::new(),
             programs: HashMap::new(),
             gadgets: HashMap::new(),
+            copies: HashMap::new(),
+            parked: Vec::new(),
+            ended: HashMap::new(),
             gates: Gates::default(),
             shared,
             // SAFETY: plain integers, for which zero (no signal) is a value.
             original_mask: unsafe { std::mem::zeroed() },
             me: 0,
             ending: false,
+        }
+    }
+
+    /// When the owner has something to do though nobody asks; None: never.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.survey_due().into_iter().chain(self.parked_due()).min()
+    }
+
+    /// What there is to do between commands and reports.
+    pub(super) fn tend(&mut self) {
+        self.answer_parked();
+        if self.survey_due().is_some_and(|due| due <= Instant::now()) {
+            self.survey();
         }
     }
 
@@ -244,6 +272,8 @@ impl Owner {
         self.inside.remove(&pid);
         self.programs.remove(&pid);
         self.gadgets.remove(&pid);
+        self.copies.remove(&pid);
+        self.ended.remove(&pid);
     }
 
     pub(super) fn proc(&mut self, pid: i32) -> Result<&mut Proc> {

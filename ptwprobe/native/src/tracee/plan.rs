@@ -147,6 +147,7 @@ impl Owner {
             Ok(stopped_at)
         })?;
         let stood = stopped_at.elapsed();
+        self.remember_copies(pid, sites);
         let installed = self.installed.entry(pid).or_default();
         let mut known: HashMap<u64, Site> = installed.drain(..).map(|site| (site.addr, site)).collect();
         for site in sites {

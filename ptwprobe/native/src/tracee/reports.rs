@@ -73,6 +73,9 @@ impl Owner {
         // The child may have stopped, or even died, before its parent told us. A stranger's first stop sorts it out.
         if Status::read(child).is_some_and(|s| s.tgid == pid) {
             self.add_thread(pid, child);
+            if let Some(proc) = self.procs.get_mut(&pid) {
+                proc.inherit_mask(tid, child);
+            }
             self.shared.push(Event { kind: EventKind::Clone, pid, tid, value: child.into() });
         }
     }
@@ -92,13 +95,18 @@ impl Owner {
             super::stop::rewind(tid, &mut regs);
         }
         thread.regs = regs;
-        thread.interrupted = false;
-        thread.was_group_stopped = group;
-        if thread.mask.is_none() && proc.watch.is_some() {
-            thread.mask = sys::get_sigmask(tid).ok();
+        // Not at a new thread's first stop: libc makes threads with all signals blocked for a moment.
+        if thread.interrupted && proc.watch.as_ref().is_some_and(|w| !w.is_load(regs.rip)) {
+            thread.observe_stopped(tid);
         }
+        thread.interrupted = false;
+        let parked = thread.parked;
+        thread.was_group_stopped = group;
         proc.set_state(tid, State::Stopped { group });
-        if proc.has_to_stop(tid) {
+        if parked {
+            self.park(pid, tid);
+        }
+        if self.procs.get(&pid).is_some_and(|p| p.has_to_stop(tid)) {
             self.announce_if_still(pid);
         } else {
             self.start(pid, tid);
@@ -110,7 +118,8 @@ impl Owner {
         let Some(proc) = self.procs.get_mut(&pid) else {
             return;
         };
-        let Some((State::Stopped { group }, sibling)) = proc.threads.get(&tid).map(|t| (t.state, t.sibling)) else {
+        let thread = proc.threads.get(&tid).filter(|t| !t.parked);
+        let Some((State::Stopped { group }, sibling)) = thread.map(|t| (t.state, t.sibling)) else {
             return;
         };
         let stepping = proc.stepping && !sibling;
@@ -128,7 +137,7 @@ impl Owner {
         let Some(proc) = self.procs.get_mut(&pid) else {
             return;
         };
-        let stop = proc.has_to_stop(tid);
+        let stop = proc.has_to_stop(tid) || proc.threads.get(&tid).is_some_and(|t| t.parked);
         let stepping = proc.stepping && proc.threads.get(&tid).is_none_or(|t| !t.sibling);
         if let Some(thread) = proc.threads.get_mut(&tid) {
             if stop {
@@ -141,10 +150,8 @@ impl Owner {
 
     /// What to deliver for a signal-delivery-stop; None where the thread was taken care of.
     fn on_signal(&mut self, pid: i32, tid: i32, signal: i32) -> Option<i32> {
-        if matches!(signal, libc::SIGSEGV | libc::SIGBUS) && self.procs.get(&pid).is_some_and(|p| p.watch.is_some()) {
-            if let Some(fixed) = self.fix_fault(pid, tid, signal) {
-                return fixed;
-            }
+        if let Some(answer) = self.fix_fault(pid, tid, signal).or_else(|| self.show_original(pid, tid, signal)) {
+            return answer;
         }
         // Tracing alone makes an ignored signal wake its thread; the call it was in must not show that.
         if let Ok(mut regs) = sys::get_regs(tid) {

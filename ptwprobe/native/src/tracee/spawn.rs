@@ -265,6 +265,7 @@ extern "C" fn run(argument: *mut libc::c_void) -> libc::c_int {
     let died = loop {
         while let Ok(command) = commands.try_recv() {
             command(&mut owner);
+            owner.tend();
         }
         if owner.is_ending() {
             break false;
@@ -275,8 +276,9 @@ extern "C" fn run(argument: *mut libc::c_void) -> libc::c_int {
         if let Some((tid, status)) = sys::wait_any() {
             owner.dispatch(tid, status);
         } else {
-            sys::sleep_until(None);
+            sys::sleep_until(owner.due());
         }
+        owner.tend();
     };
     // A recorder that was killed may have held any lock, the allocator's included: then nothing is freed, and an alarm
     // ends a cleaning-up that hangs, after which the kernel lets the targets go.

@@ -120,12 +120,38 @@ pub fn event_message(tid: i32) -> Result<u64, Errno> {
     Ok(value)
 }
 
-/// `si_code` of the signal that a thread is stopped for.
-pub fn signal_code(tid: i32) -> Result<i32, Errno> {
-    // SAFETY: plain data, for which zero is a value.
-    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    request(libc::PTRACE_GETSIGINFO, tid, 0, &raw mut info as usize)?;
-    Ok(info.si_code)
+/// A `siginfo_t`: number, errno and code (4 bytes each, then 4 of padding); for faults, an address.
+#[derive(Debug, Clone, Copy)]
+pub struct SignalInfo([u64; 16]);
+
+impl SignalInfo {
+    pub fn code(&self) -> i32 {
+        self.0[1] as i32
+    }
+
+    /// What somebody sent has a code of 0 or less (sigaction(2)).
+    pub fn is_from_kernel(&self) -> bool {
+        self.code() > 0
+    }
+
+    pub fn addr(&self) -> u64 {
+        self.0[2]
+    }
+
+    pub fn set_addr(&mut self, addr: u64) {
+        self.0[2] = addr;
+    }
+}
+
+/// Of the signal that a thread is stopped for.
+pub fn signal_info(tid: i32) -> Result<SignalInfo, Errno> {
+    let mut info = SignalInfo([0; 16]);
+    request(libc::PTRACE_GETSIGINFO, tid, 0, info.0.as_mut_ptr() as usize)?;
+    Ok(info)
+}
+
+pub fn set_signal_info(tid: i32, info: &SignalInfo) -> Result<(), Errno> {
+    request(libc::PTRACE_SETSIGINFO, tid, 0, info.0.as_ptr() as usize)
 }
 
 /// Whether a syscall-stop is the exit of the call (`PTRACE_GET_SYSCALL_INFO`, op 2).
