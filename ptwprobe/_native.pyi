@@ -411,8 +411,8 @@ class Tracer:
         """Attach, and hide faults of the instructions at [start, end): the thread goes on at the fix-up address."""
 
     def take_ended(self, pid: int) -> list[int]:
-        """Addresses of the patches that were taken out, since the call before, for a program's handler: it was called for
-        a fault of a displaced instruction, and would have returned into the patch.
+        """Addresses of the patches that were taken out since the call before: a displaced instruction faulted there, and
+        the program's handler may have gone on inside the patch.
         """
 
     def hold_gate(self, word_addr: int) -> int:

@@ -103,8 +103,8 @@ class Code:
         gone = [p for p in self.patches if p.site.runtime_addr in ended]
         self.patches = [p for p in self.patches if p not in gone]
         return [
-            f"process {self._pid}: {_place(p)} ended: an instruction that it displaced faulted, and the program may go on"
-            " in the middle of the patch"
+            f"process {self._pid}: {_place(p)} ended: an instruction that it displaced faulted, and the program may go"
+            " on in the middle of the patch"
             for p in gone
         ]
 

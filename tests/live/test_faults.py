@@ -1,4 +1,4 @@
-"""Programs that fault on purpose, in instructions that a probe displaces and elsewhere, see what they see without probes.
+"""Programs that fault on purpose, in instructions that a probe displaces and elsewhere, see what they see without us.
 
 "Traced" are sessions whose probes read memory; they catch the faults of that themselves.
 """
@@ -43,7 +43,9 @@ def test_a_traced_programs_handler_sees_the_original_address(
 ) -> None:
     target = start(progs("displaced_faults"), what, how)
     session = tmp_path / "s.ptw"
-    with cli.Recording("-p", str(target.pid), "-e", f"{SITES[what]} v=+0(%di) p=%di", "-o", session, "--json") as recording:
+    with cli.Recording(
+        "-p", str(target.pid), "-e", f"{SITES[what]} v=+0(%di) p=%di", "-o", session, "--json"
+    ) as recording:
         time.sleep(0.3)
         done = recording.stop().good()
     target.go()

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use super::owner::{Owner, State};
 use super::plan::Site;
+use super::procfs::{bit, Status};
+use super::standing::Terms;
 use super::sys;
 
 /// Signals of an instruction itself that it raises again when it is executed again.
@@ -61,6 +63,15 @@ impl Owner {
         self.installed.get(&pid).is_some_and(|sites| sites.iter().any(|s| s.addr == site))
     }
 
+    /// Same as the memory has it: a change that is being made is not in the table yet.
+    fn is_patched(&self, pid: i32, site: u64) -> bool {
+        let Some(undo) = self.installed.get(&pid).and_then(|sites| sites.iter().find(|s| s.addr == site)) else {
+            return false;
+        };
+        let mut found = vec![0; undo.old.len()];
+        self.read_memory(pid, site, &mut found).is_ok() && found == undo.old
+    }
+
     /// Answer the signal of a displaced instruction. None: it is none. Some(None): the thread was dealt with completely.
     /// Some(Some(signal)): send it on with that signal.
     pub(super) fn show_original(&mut self, pid: i32, tid: i32, signal: i32) -> Option<Option<i32>> {
@@ -83,7 +94,7 @@ impl Owner {
 
     /// Same for a thread that is being let go at this stop: nothing can be taken out for it any more.
     pub(super) fn show_original_to_leaving(&self, tid: i32, signal: i32) {
-        let pid = super::procfs::Status::read(tid).map_or(0, |s| s.tgid);
+        let pid = Status::read(tid).map_or(0, |s| s.tgid);
         if let Some((original, regs, info)) = self.fault_of_copy(pid, tid, signal) {
             if original.alone || !self.is_installed(pid, original.site) {
                 move_back(tid, original, regs, info);
@@ -142,7 +153,7 @@ impl Owner {
         }
         let rip = thread.regs.rip;
         let original = self.original(pid, rip);
-        if let Some(original) = original.filter(|o| self.is_installed(pid, o.site)) {
+        if let Some(original) = original.filter(|o| self.is_patched(pid, o.site)) {
             match self.end_site(pid, original.site) {
                 Ok(()) => {}
                 Err(e) if e.kind == "busy" && since.elapsed() < PATIENCE => return self.parked.push(parked),
@@ -156,7 +167,7 @@ impl Owner {
     fn end_site(&mut self, pid: i32, addr: u64) -> super::Result<()> {
         let site = self.installed.get(&pid).and_then(|sites| sites.iter().find(|s| s.addr == addr)).cloned();
         let Some(site) = site else { return Ok(()) };
-        self.apply(pid, std::slice::from_ref(&site), false)?;
+        self.apply(pid, std::slice::from_ref(&site), &Terms::default())?;
         self.ended.entry(pid).or_default().push(addr);
         Ok(())
     }
@@ -181,6 +192,12 @@ impl Owner {
     pub fn take_ended(&mut self, pid: i32) -> Vec<u64> {
         self.ended.remove(&pid).unwrap_or_default()
     }
+}
+
+/// Whether a signal of the instruction that the thread stands at is on its way.
+pub fn has_fault_due(tid: i32) -> bool {
+    let faults = FAULTS.iter().fold(0, |all, signal| all | bit(*signal));
+    Status::read(tid).is_some_and(|s| s.pending & faults != 0)
 }
 
 /// Put a thread that is stopped for its fault to the original instruction; what the signal tells goes along.

@@ -352,8 +352,9 @@ mod tests {
 
     #[test]
     fn what_a_fault_on_its_way_can_look_like_is_not_taken_for_granted() {
-        let (segv, now) = (bit(libc::SIGSEGV), Instant::now());
+        let segv = bit(libc::SIGSEGV);
         let mut known = Dispositions::new(&[0; 2 * SIGACTION], &status(0, 0, 0));
+        let now = known.read_at;
         known.observe(&status(0, segv, 0));
         assert_eq!((known.signals[0].disposition, known.doubt), (Disposition::Ignored, Doubt::None));
         assert!(!known.wants_reading(false, now) && !known.wants_reading(true, now));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::owner::{Owner, Thread};
 use super::scan::{Ranges, Scanner, Words};
 use super::standing::{Standing, Terms};
-use super::{sys, Error, Result};
+use super::{copies, sys, Error, Result};
 
 const ATTEMPTS: u32 = 20;
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(1);
@@ -36,6 +36,12 @@ impl Site {
 
     fn is_inside(&self, addr: u64) -> bool {
         addr > self.addr && addr - self.addr < self.window_len
+    }
+
+    /// Whether an instruction behind the first is displaced: where the first one faults, the program's handler may skip
+    /// it and go on there.
+    fn may_be_left_inside(&self) -> bool {
+        self.moves.len() > 1
     }
 
     fn check(&self) -> Result<()> {
@@ -100,7 +106,9 @@ impl<'a> Plan<'a> {
                 return Err(Error::new("invalid", "two changes overlap").at(site.addr));
             }
         }
-        let windows = Ranges::new(sorted.iter().map(|s| (s.addr + 1, s.addr + s.window_len)).collect());
+        let frames_only = words == Words::SignalFrames;
+        let start = |s: &Site| s.addr + u64::from(!(frames_only && s.may_be_left_inside()));
+        let windows = Ranges::new(sorted.iter().map(|s| (start(s), s.addr + s.window_len)).collect());
         Ok(Plan { sites: sorted, windows, words, scanner: Scanner::new(pid)?, moves: Vec::new() })
     }
 
@@ -124,6 +132,10 @@ impl<'a> Plan<'a> {
                     return Err(Obstacle::Thread { tid, rip });
                 };
                 self.moves.push((tid, *copy));
+            }
+            let may_be_skipped = |s: &Site| s.addr == rip && s.may_be_left_inside();
+            if self.sites.iter().any(|s| may_be_skipped(s)) && copies::has_fault_due(tid) {
+                return Err(Obstacle::Thread { tid, rip });
             }
             if let Some((addr, word)) = self.scanner.find(tid, thread.regs.rsp, &self.windows, self.words) {
                 return Err(Obstacle::Stack { tid, addr, word });
