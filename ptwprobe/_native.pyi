@@ -411,7 +411,7 @@ class Tracer:
         """Attach, and hide faults of the instructions at [start, end): the thread goes on at the fix-up address."""
 
     def take_ended(self, pid: int) -> list[int]:
-        """Addresses of the patches that were taken out since the call before: a displaced instruction faulted there, and
+        """Addresses of the patches that were taken out since the last call: a displaced instruction faulted there, and
         the program's handler may have gone on inside the patch.
         """
 
