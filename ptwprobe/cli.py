@@ -261,6 +261,8 @@ def status(pid: int | None, as_json: bool) -> None:
     for one in found:
         for line in reporter.as_text(one):
             click.echo(line)
+    if not found:
+        say(f"nothing of ptwprobe in process {pid}" if pid else "nothing of ptwprobe in any process")
 
 
 @cli.command()

@@ -9,6 +9,7 @@ import pytest
 
 from ptwprobe import doctor
 from ptwprobe.doctor import Check, Machine
+from ptwprobe.patch import runfolder
 
 
 def by_name(machine: Machine | None = None) -> dict[str, Check]:
@@ -109,3 +110,11 @@ def test_report_as_json_says_the_same_as_the_text() -> None:
         assert f"{check['name']}: " in text
     assert told["absent_in_this_version"] == doctor.absent()
     assert all(feature in text for feature in doctor.absent())
+
+
+def test_a_folder_for_journals_that_cannot_be_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runfolder, "candidates", lambda: [tmp_path / "no/such/place"])
+    check = by_name()["journal"]
+    assert not check.ok
+    assert f"{tmp_path}/no/such/place: No such file or directory" in check.detail
+    assert "usable" in check.remedy

@@ -20,7 +20,7 @@ from ptwprobe.patch.found import Found, SiteState, State, forked_from, has_ours
 from ptwprobe.patch.install import Target
 from ptwprobe.patch.journal import Claim, Identity
 from ptwprobe.patch.runfolder import Lock
-from ptwprobe.process import Process
+from ptwprobe.process import Process, process_of_thread
 
 PATIENCE_SECONDS = 5.0
 """How long a target that does not come to a stand, or is traced by somebody else, is tried."""
@@ -193,7 +193,7 @@ def status(pid: int | None = None) -> list[Found]:
     """
     sweep()
     if pid is not None:
-        one = found.look(Process(pid))
+        one = found.look(Process(process_of_thread(pid)))
         return [one] if one else []
     out = []
     for process in found.processes():
@@ -212,7 +212,7 @@ def detach(pid: int, with_children: bool = False) -> Iterator[Restored | Ptwprob
     sweep()
     family = found.family(pid) if with_children else []
     try:
-        yield restore(Process(pid))
+        yield restore(Process(process_of_thread(pid)))
     except TargetGoneError as error:
         if not family:
             yield error

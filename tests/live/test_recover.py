@@ -302,6 +302,30 @@ def test_both_killed_at_any_moment(progs: Programs, start: Start, tmp_path: Path
         check_whole(worker, progs("forks_on"))
 
 
+def test_a_detach_that_is_killed_is_done_by_the_next(progs: Programs, start: Start, tmp_path: Path, full: bool) -> None:
+    dice = random.Random(11)
+    for turn in range(200 if full else 4):
+        worker = start(progs("forks_on"))
+        before = layout(worker.pid)
+        leave_behind(worker, tmp_path / "s.ptw", PROBE, "libc:clock_nanosleep a=+0(%dx)")
+        detach = subprocess.Popen([*cli.COMMAND, "detach", "-p", str(worker.pid)], stdout=subprocess.DEVNULL)
+        # Looking takes a moment; what matters comes with the tracing task.
+        end = time.monotonic() + 5
+        while time.monotonic() < end and detach.poll() is None:
+            with contextlib.suppress(AssertionError, ProcessLookupError):
+                owner = owner_of(detach.pid)
+                time.sleep(dice.uniform(0, 0.02))
+                if turn % 2:
+                    os.kill(owner, signal.SIGKILL)
+                break
+        detach.kill()
+        detach.wait()
+        cli.run("detach", "-p", str(worker.pid)).good()
+        assert layout(worker.pid) == before
+        assert not files_of(worker.pid)
+        check_whole(worker, progs("forks_on"))
+
+
 # ---------------------------------------------------------------- who records
 
 
