@@ -325,13 +325,23 @@ def share_memory(pid: int, other: int) -> bool:
 OPEN_HERE: int
 """A number for ``Tracer.remote`` that is no call of the target."""
 
+_Switch: TypeAlias = tuple[
+    Literal["replace", "renew", "restore", "abandon"], int, int, bytes, int, int | None, int, int
+]
+"""Exists for type checkers only.
+
+An exchange of a range of pages: (what, start, length, content that is there now or b"", address of the file's pages
+aside, address where our old copy goes, descriptor of the memfd in the target, offset in it).
+"""
+
 @final
 class Tracer:
     """Traces live processes. A task of its own (``pid``) does it; it ends with ``close``, or after us if we are killed:
     then it closes the gates, takes every patch out and lets the targets go.
 
     All calls release the GIL. NativeError kinds: gone, not-permitted, busy (nothing was changed), seccomp (nothing was
-    touched), foreign-probe (with the address), unmapped (same), unsupported, exec-failed, invalid, failed, ended.
+    touched), foreign-probe (with the address), unmapped, changed (same), unswitchable (by the page), unsupported,
+    exec-failed, invalid, failed, ended.
     Commands on a process that is not attached attach it for their own duration.
     """
 
@@ -368,20 +378,29 @@ class Tracer:
         self,
         pid: int,
         sites: Sequence[tuple[int, bytes, bytes, int, Sequence[tuple[int, int]]]],
+        switches: Sequence[_Switch] = ...,
+        carried: Sequence[tuple[int, bytes]] = ...,
         all_words: bool = False,
         thread_id_offset: int | None = None,
         release: bool = False,
     ) -> int:
         """One change: (address, old bytes, new bytes, length of the window, [(offset, address of the copy)]) each.
 
-        All sites or none. ``all_words``: any word of a stack that points into a window refuses, not signal frames
-        only. ``thread_id_offset``: nothing is changed (kind "thread-ids") unless every thread has its id there, from
-        its fs_base. ``release``: the process is not traced any more afterwards. Returns the ns that the target stood
-        still.
+        All sites or none. Sites in a range of ``switches`` change with it, others are written. ``carried``: what else
+        is written, into pages that were restored. ``all_words``: any word of a stack that points into a window
+        refuses, not signal frames only. ``thread_id_offset``: nothing is changed (kind "thread-ids") unless every
+        thread has its id there, from its fs_base. ``release``: the process is not traced any more afterwards. Returns
+        the ns that the target stood still.
         """
 
-    def adopt(self, pid: int, sites: Sequence[tuple[int, bytes, bytes, int, Sequence[tuple[int, int]]]]) -> None:
-        """Take over the patches of a recorder that has died: ``sites``, as of ``apply``, undo them.
+    def adopt(
+        self,
+        pid: int,
+        sites: Sequence[tuple[int, bytes, bytes, int, Sequence[tuple[int, int]]]],
+        switched: Sequence[tuple[int, int, int]] = ...,
+    ) -> None:
+        """Take over the patches of a recorder that has died: ``sites``, as of ``apply``, undo them; ``switched``:
+        (address aside, start, length) of the ranges that are switched.
 
         They are undone at ``close`` and at our death, unless ``apply`` was called with them.
         """

@@ -28,7 +28,7 @@ class RefusalReason(enum.Enum):
     CALL_IN_WINDOW = "call-in-window"
     SYSCALL_IN_WINDOW = "syscall-in-window"
     CROSSES_PAGE = "crosses-page"
-    """The patched bytes would lie in two pages, so the write could tear."""
+    """The patched bytes would lie in two pages that have to be written in place, so the write could tear."""
     NOT_RELOCATABLE = "not-relocatable"
     """A displaced instruction cannot be re-encoded elsewhere (far, privileged, loop, xbegin ...)."""
     NOT_AN_INSTRUCTION = "not-an-instruction"

@@ -10,6 +10,7 @@ from ptwprobe.errors import RefusedError
 from ptwprobe.model import Patch, RingLayout, Site, StubForm, ThreadIdSource, Window
 from ptwprobe.patch import build, plan
 from ptwprobe.patch.codemaps import code_map
+from ptwprobe.patch.pages import CodePages
 from ptwprobe.patch.place import AddressSpace, Allocator, lowest_mappable, read_brk_start
 from ptwprobe.probe import elf
 from ptwprobe.probe.spec import parse
@@ -122,7 +123,7 @@ def _window(site: Site, process: Process | None) -> Window:
     code = code_map(site.object)
     if process is not None:
         try:
-            return plan.plan_window(site, process.read, code)
+            return plan.plan_window(site, process.read, code, CodePages(process).can_switch)
         except RefusedError as error:
             raise with_owner(error, site, process) from None
     return plan.plan_window(site, lambda addr, size: code.bytes(addr - site.object.bias, size), code)

@@ -274,15 +274,12 @@ class CodeRange:
     """Pages of a target's code that are switched: a copy of ours, with the patches, is mapped in their place.
 
     [``start``, ``start`` + ``length``) are runtime addresses. ``aside``: where the file's own pages are meanwhile.
-    ``memfd_device``, ``memfd_inode``: our copy, as ``/proc/PID/maps`` tells of it; it has the pages at the file's own
-    offsets and never changes. ``file_device``, ``file_inode``, ``file_offset``: what the pages at ``aside`` are of.
+    ``file_device``, ``file_inode``, ``file_offset``: what the pages at ``aside`` are of, as ``/proc/PID/maps`` has it.
     """
 
     start: int
     length: int
     aside: int
-    memfd_device: int
-    memfd_inode: int
     file_device: int
     file_inode: int
     file_offset: int

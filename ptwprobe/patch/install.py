@@ -41,7 +41,7 @@ class Target:
         self.pid = pid
         self._claim = claim
         self.mapped = Mapped(tracer, pid)
-        self.code = Code(tracer, pid)
+        self.code = Code(tracer, pid, self.mapped)
         self.notes: list[str] = []
         """What a user should know after ``leave``: mappings and patches that had to stay, probes that ended before."""
         self._load_gate_held = False

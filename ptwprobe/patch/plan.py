@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from ptwprobe._native import CodeMap, NativeError, decode, relocate
 from ptwprobe.errors import RefusalReason, RefusedError
 from ptwprobe.model import Site, Tactic, Window
-from ptwprobe.patch.refusals import refused
+from ptwprobe.patch.pages import crosses_page
+from ptwprobe.patch.refusals import MAY_NOT_CROSS, Obstacle, refused
 
 JUMP = 5
 """Bytes of ``jmp rel32``."""
@@ -37,16 +38,12 @@ _NOT_MOVABLE = {
 _ENDS_FLOW = {"jump", "indirect", "return", "undefined"}
 
 
-@dataclass(frozen=True)
-class Obstacle:
-    """Why one tactic does not fit."""
-
-    reason: RefusalReason
-    detail: str
-
-
-def plan_window(site: Site, read_memory: ReadMemory, code_map: CodeMap) -> Window:
+def plan_window(
+    site: Site, read_memory: ReadMemory, code_map: CodeMap, can_switch: Callable[[int], bool] | None = None
+) -> Window:
     """The window for a probe at ``site``: NOP, then one instruction, then several, then punning.
+
+    ``can_switch``: whether a page (by its runtime address) can be exchanged; None: all can.
 
     Raises RefusedError if no tactic is safe. The caller has to look after overlaps with its own patches
     (:class:`Taken`) and to find a place for the stub within the window's target range.
@@ -60,13 +57,20 @@ def plan_window(site: Site, read_memory: ReadMemory, code_map: CodeMap) -> Windo
     if memory[:needed] != code[:needed]:
         detail = f"the file has {code[:needed].hex(' ')} there; another tool has patched it"
         raise refused(site, memory, RefusalReason.FOREIGN_PROBE, detail, "let the other tool take its probe away first")
+    if isinstance(found, Window) and can_switch and crosses_page(found):
+        page = found.site_addr & -PAGE
+        if not (can_switch(page) and can_switch(page + PAGE)):
+            found = find_window(code_map, site.vaddr, site.object.bias, may_cross=False)
     if isinstance(found, Obstacle):
         raise refused(site, code, found.reason, found.detail, elsewhere=nearest_window(code_map, site))
     return found
 
 
-def find_window(code_map: CodeMap, vaddr: int, bias: int) -> Window | Obstacle:
-    """The window at ``vaddr`` of a file that is mapped at ``bias``, going by the file alone."""
+def find_window(code_map: CodeMap, vaddr: int, bias: int, may_cross: bool = True) -> Window | Obstacle:
+    """The window at ``vaddr`` of a file that is mapped at ``bias``, going by the file alone.
+
+    ``may_cross``: whether what is written may lie in two pages.
+    """
     if not code_map.is_boundary(vaddr):
         return Obstacle(RefusalReason.NOT_AN_INSTRUCTION, "no instruction begins there")
     code = code_map.bytes(vaddr, LOOKAHEAD)
@@ -77,10 +81,14 @@ def find_window(code_map: CodeMap, vaddr: int, bias: int) -> Window | Obstacle:
     if kind in _NOT_MOVABLE:
         return Obstacle(*_NOT_MOVABLE[kind])
     window = _jump_window(code_map, vaddr, bias, code, instructions)
+    if isinstance(window, Window) and not may_cross and crosses_page(window):
+        window = MAY_NOT_CROSS
     if isinstance(window, Window) or length >= JUMP:
         return window
     punned = _punned_window(code_map, vaddr, bias, code, length)
-    return punned if isinstance(punned, Window) else window
+    if isinstance(punned, Window) and (may_cross or not crosses_page(punned)):
+        return punned
+    return window
 
 
 def _jump_window(
@@ -97,8 +105,6 @@ def _jump_window(
     if count > 1 and code_map.has_unknown_jumps(vaddr):
         return Obstacle(RefusalReason.UNKNOWN_TARGETS, "the function jumps to computed addresses")
     addr = vaddr + bias
-    if addr % PAGE > PAGE - JUMP:
-        return Obstacle(RefusalReason.CROSSES_PAGE, "the jump would lie in two pages")
     if obstacle := _check_relocation(code[:size], addr):
         return obstacle
     if all(kind == "nop" for _, _, kind in instructions[:count]):
@@ -143,8 +149,6 @@ def _punned_window(code_map: CodeMap, vaddr: int, bias: int, code: bytes, length
     if inside := code_map.targets(vaddr, vaddr + length):
         target, why = inside[0]
         return Obstacle(RefusalReason.JUMP_TARGET_IN_WINDOW, f"byte {target - vaddr} is the target of a {why}")
-    if addr % PAGE > PAGE - length:
-        return Obstacle(RefusalReason.CROSSES_PAGE, "the written bytes would lie in two pages")
     if obstacle := _check_relocation(code[:length], addr):
         return obstacle
     free_bits = 8 * (length - 1)

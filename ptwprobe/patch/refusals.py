@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import PurePath
 
 from ptwprobe.errors import RefusalReason, RefusedError
@@ -9,6 +10,20 @@ from ptwprobe.model import Site
 
 SHOWN = 8
 """Bytes of code that a message shows."""
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why one tactic does not fit."""
+
+    reason: RefusalReason
+    detail: str
+
+
+MAY_NOT_CROSS = Obstacle(
+    RefusalReason.CROSSES_PAGE,
+    "the written bytes would lie in two pages of which one cannot be exchanged: its memory is not what the file has",
+)
 
 
 def place_of(site: Site, delta: int = 0) -> str:

@@ -34,8 +34,12 @@ SYS_MEMFD_CREATE = 319
 PROT_NONE, PROT_READ, PROT_WRITE, PROT_EXEC = 0, 1, 2, 4
 MAP_SHARED, MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS = 0x01, 0x02, 0x10, 0x20
 MAP_NORESERVE, MAP_FIXED_NOREPLACE = 0x4000, 0x100000
+MREMAP_MAYMOVE, MREMAP_DONTUNMAP = 1, 4
 MADV_DONTDUMP, MADV_WIPEONFORK = 16, 18
 MFD_CLOEXEC, MFD_ALLOW_SEALING = 1, 2
+F_ADD_SEALS = 1033
+SEALS = 0x1 | 0x2 | 0x4 | 0x8
+"""No more seals, no change of size, no writing (linux/fcntl.h)."""
 
 Argument: TypeAlias = "int | tuple[int, int]"
 """A number, or (index of an earlier call, addend), or (-1, offset in the scratch bytes)."""
@@ -61,6 +65,8 @@ def error_of(error: NativeError, pid: int) -> PtwprobeError:
         return PermissionDeniedError(message, "run as root or as the owner of the process, and detach other tracers")
     if kind == "busy":
         return RefusedError(RefusalReason.BUSY, message, "try again, or when the process does something else")
+    if kind == "changed":
+        return RefusedError(RefusalReason.BUSY, message, "another tool is changing the same code; try again")
     if kind == "seccomp":
         return RefusedError(RefusalReason.SECCOMP, message, "run as root, or use the uprobe channel")
     if kind == "foreign-probe":

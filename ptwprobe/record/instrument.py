@@ -18,6 +18,7 @@ from ptwprobe.patch.codemaps import code_map
 from ptwprobe.patch.install import Target
 from ptwprobe.patch.journal import Claim
 from ptwprobe.patch.mapped import STUB_NAME
+from ptwprobe.patch.pages import CodePages
 from ptwprobe.patch.place import AddressSpace, Allocator, lowest_mappable, read_brk_start
 from ptwprobe.patch.remote import RemoteCallError
 from ptwprobe.probe import elf
@@ -66,13 +67,14 @@ def plan_sites(process: Process, probes: Sequence[Probe], events: EventTable, ta
     """
     result = Plan()
     code = [m for m in process.maps() if m.executable]
+    pages = CodePages(process)
     patched = plan.Taken(taken)
     for probe in probes:
         planned, refused = [], []
         for site in elf.resolve(probe, process):
             try:
                 _check_mapped(site, code)
-                window = plan.plan_window(site, process.read, code_map(site.object))
+                window = plan.plan_window(site, process.read, code_map(site.object), pages.can_switch)
                 patched.take(site, window)
             except RefusedError as error:
                 refused.append(RefusedSite(probe, site, with_owner(error, site, process)))

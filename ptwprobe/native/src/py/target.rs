@@ -7,7 +7,9 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use super::native_error;
-use crate::tracee::{Arg, Call, Error, EventKind, Halt, Handle, Load, Mapped, Site, Terms, OPEN_HERE};
+use crate::tracee::{
+    Arg, Call, Change, Error, EventKind, Exchange, Halt, Handle, Load, Mapped, Site, Switch, Terms, OPEN_HERE,
+};
 
 fn raise(error: Error) -> PyErr {
     native_error(error.kind, error.message, error.addr)
@@ -39,7 +41,19 @@ impl From<PyArg> for Arg {
 
 type PyCall = (i64, Vec<PyArg>);
 type PySite = (u64, Vec<u8>, Vec<u8>, u64, Vec<(u64, u64)>);
+type PySwitch = (String, u64, u64, Vec<u8>, u64, Option<u64>, i32, u64);
 type PyThread = (i32, u64, u64, u64, u64, u64);
+
+fn switch_of((kind, start, len, content, aside, scratch, fd, offset): PySwitch) -> PyResult<Switch> {
+    let exchange = match (kind.as_str(), scratch) {
+        ("replace", _) => Exchange::Replace { aside, fd, offset },
+        ("renew", Some(scratch)) => Exchange::Renew { scratch, fd, offset },
+        ("restore", scratch) => Exchange::Restore { aside, scratch },
+        ("abandon", _) => Exchange::Abandon { aside },
+        _ => return Err(native_error("invalid", format!("no exchange is called {kind:?}"), Some(start))),
+    };
+    Ok(Switch { start, len, content, exchange })
+}
 
 #[pyclass(frozen)]
 struct Tracer {
@@ -84,27 +98,34 @@ impl Tracer {
         Ok((asked.tid, asked.fs_base, asked.may_read_tsc))
     }
 
-    #[pyo3(signature = (pid, sites, all_words = false, thread_id_offset = None, release = false))]
+    // They are the keyword arguments of one call.
+    #[allow(clippy::too_many_arguments)]
+    #[pyo3(signature = (pid, sites, switches = Vec::new(), carried = Vec::new(), all_words = false, thread_id_offset = None, release = false))]
     fn apply(
         &self,
         py: Python<'_>,
         pid: i32,
         sites: Vec<PySite>,
+        switches: Vec<PySwitch>,
+        carried: Vec<(u64, Vec<u8>)>,
         all_words: bool,
         thread_id_offset: Option<u64>,
         release: bool,
     ) -> PyResult<u64> {
         let terms = Terms { all_words, thread_id_offset, release };
         let site = |(addr, old, new, window_len, moves)| Site { addr, old, new, window_len, moves };
-        let sites: Vec<Site> = sites.into_iter().map(site).collect();
-        self.run(py, move |owner| owner.apply(pid, &sites, &terms))
+        let sites = sites.into_iter().map(site).collect();
+        let switches = switches.into_iter().map(switch_of).collect::<PyResult<Vec<_>>>()?;
+        let change = Change { sites, switches, carried };
+        self.run(py, move |owner| owner.apply(pid, &change, &terms))
     }
 
-    fn adopt(&self, py: Python<'_>, pid: i32, sites: Vec<PySite>) -> PyResult<()> {
+    #[pyo3(signature = (pid, sites, switched = Vec::new()))]
+    fn adopt(&self, py: Python<'_>, pid: i32, sites: Vec<PySite>, switched: Vec<(u64, u64, u64)>) -> PyResult<()> {
         let site = |(addr, old, new, window_len, moves)| Site { addr, old, new, window_len, moves };
         let sites = sites.into_iter().map(site).collect();
         self.run(py, move |owner| {
-            owner.adopt(pid, sites);
+            owner.adopt(pid, sites, &switched);
             Ok(())
         })
     }

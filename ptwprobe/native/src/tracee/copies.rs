@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::owner::{Owner, State};
-use super::plan::Site;
+use super::plan::{Change, Site};
 use super::procfs::{bit, Status};
 use super::standing::Terms;
 use super::sys;
@@ -60,12 +60,12 @@ impl Owner {
     }
 
     fn is_installed(&self, pid: i32, site: u64) -> bool {
-        self.installed.get(&pid).is_some_and(|sites| sites.iter().any(|s| s.addr == site))
+        self.installed.get(&pid).is_some_and(|sites| sites.contains_key(&site))
     }
 
     /// Same as the memory has it: a change that is being made is not in the table yet.
     fn is_patched(&self, pid: i32, site: u64) -> bool {
-        let Some(undo) = self.installed.get(&pid).and_then(|sites| sites.iter().find(|s| s.addr == site)) else {
+        let Some(undo) = self.installed.get(&pid).and_then(|sites| sites.get(&site)) else {
             return false;
         };
         let mut found = vec![0; undo.old.len()];
@@ -165,9 +165,11 @@ impl Owner {
 
     /// Take the patch at `addr` out for good.
     fn end_site(&mut self, pid: i32, addr: u64) -> super::Result<()> {
-        let site = self.installed.get(&pid).and_then(|sites| sites.iter().find(|s| s.addr == addr)).cloned();
+        let site = self.installed.get(&pid).and_then(|sites| sites.get(&addr)).cloned();
         let Some(site) = site else { return Ok(()) };
-        self.apply(pid, std::slice::from_ref(&site), &Terms::default())?;
+        // Also where it is in a page of ours: the byte is written into that.
+        let change = Change { sites: vec![site], ..Change::default() };
+        self.apply(pid, &change, &Terms::default())?;
         self.ended.entry(pid).or_default().push(addr);
         Ok(())
     }

@@ -1,9 +1,12 @@
 //! Leaving a target: the code is as it was, and what we mapped goes once no thread can come back to it.
 
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use super::owner::{Owner, State};
-use super::plan::Site;
+use super::owner::{open_memory, Owner, State};
+use super::pages::{Exchange, Switch};
+use super::plan::{Change, Site};
 use super::procfs;
 use super::remote::{wait_for_stop, Arg, Call, Lost};
 use super::scan::{Ranges, Scanner};
@@ -43,7 +46,7 @@ impl Mapped {
     }
 
     /// Whether the process still has it: it may run another program by now.
-    fn is_there(&self, pid: i32) -> bool {
+    pub(super) fn is_there(&self, pid: i32) -> bool {
         let maps = procfs::maps(pid).unwrap_or_default();
         let ours = maps.iter().filter(|m| OUR_NAMES.iter().any(|name| m.name.starts_with(name)));
         ours.into_iter().any(|m| self.all().any(|(addr, _)| *addr == m.start))
@@ -61,7 +64,7 @@ impl Owner {
             self.gadgets.remove(&pid);
             self.copies.remove(&pid);
         } else {
-            let unpatched = self.installed.get(&pid).is_none_or(Vec::is_empty);
+            let unpatched = self.installed.get(&pid).is_none_or(BTreeMap::is_empty);
             let known = !self.mapped.contains_key(&pid) || self.inside.contains_key(&pid);
             self.mapped.insert(pid, mapped);
             if fresh && unpatched && known {
@@ -140,16 +143,21 @@ impl Owner {
 
     /// The recorder died: take the patches of a target out, and what else it has of ours.
     pub(super) fn take_out(&mut self, pid: i32) {
-        let sites: Vec<Site> = self.installed.get(&pid).cloned().unwrap_or_default();
+        let parts = self.parts_to_undo(pid);
         // A target that is gone, runs another program or is patched by somebody else is left as it is; one place that
         // cannot be restored (its library was unloaded, say) is not to keep the others.
-        let mut out = self.apply(pid, &sites, &Terms::default()).is_ok();
+        let all = Change {
+            sites: parts.iter().flat_map(|part| part.sites.clone()).collect(),
+            switches: parts.iter().flat_map(|part| part.switches.clone()).collect(),
+            carried: Vec::new(),
+        };
+        let mut out = parts.is_empty() || self.apply(pid, &all, &Terms::default()).is_ok();
         if !out {
-            let mut alone = |site| match self.apply(pid, std::slice::from_ref(site), &Terms::default()) {
+            let mut alone = |part| match self.apply(pid, part, &Terms::default()) {
                 Ok(_) => true,
                 Err(e) => e.kind == "unmapped",
             };
-            out = sites.iter().map(&mut alone).filter(|done| !done).count() == 0;
+            out = parts.iter().map(&mut alone).filter(|done| !done).count() == 0;
         }
         if out {
             for _ in 0..ATTEMPTS {
@@ -159,6 +167,33 @@ impl Owner {
                 }
             }
         }
+    }
+
+    /// What is still changed: every switched range with its sites, and every site that was written.
+    fn parts_to_undo(&self, pid: i32) -> Vec<Change> {
+        let memory = open_memory(pid).ok();
+        // Bytes that are as they were, or not there, are those of an object that was unloaded, and perhaps loaded again.
+        let is_changed = |site: &Site| {
+            let mut found = vec![0; site.new.len()];
+            let read = memory.as_ref().is_some_and(|m| sys::read_at(m.as_fd(), site.addr, &mut found).is_ok());
+            read && found != site.new
+        };
+        let sites = self.installed.get(&pid).into_iter().flat_map(|sites| sites.values());
+        let mut sites: Vec<Site> = sites.filter(|s| is_changed(s)).cloned().collect();
+        let mut parts = Vec::new();
+        for (aside, (start, len)) in self.switched.get(&pid).into_iter().flatten() {
+            let (aside, start, len) = (*aside, *start, *len);
+            let mut switch =
+                Switch { start, len, content: Vec::new(), exchange: Exchange::Restore { aside, scratch: None } };
+            let (inside, others) = sites.into_iter().partition(|site| switch.holds(site));
+            sites = others;
+            if Vec::is_empty(&inside) {
+                switch.exchange = Exchange::Abandon { aside };
+            }
+            parts.push(Change { sites: inside, switches: vec![switch], carried: Vec::new() });
+        }
+        parts.extend(sites.into_iter().map(|site| Change { sites: vec![site], ..Change::default() }));
+        parts
     }
 
     /// A thread in a job-control stop does not come out of a stub by itself. It is let run, without system calls, for the

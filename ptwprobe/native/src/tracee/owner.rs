@@ -12,6 +12,7 @@ use super::faults::Watch;
 use super::gadgets::Gadgets;
 use super::gate::Gates;
 use super::leaving::Mapped;
+use super::pages::Switched;
 use super::plan::Site;
 use super::spawn::{Halt, Shared};
 use super::{sys, Error, Result};
@@ -182,8 +183,9 @@ pub struct Owner {
     pub(super) leaving: HashSet<i32>,
     pub(super) launched: HashSet<i32>,
     pub(super) statuses: HashMap<i32, i32>,
-    /// What undoes the changes that are in place, by pid.
-    pub(super) installed: HashMap<i32, Vec<Site>>,
+    /// What undoes the changes that are in place, by pid and address.
+    pub(super) installed: HashMap<i32, BTreeMap<u64, Site>>,
+    pub(super) switched: HashMap<i32, Switched>,
     pub(super) mapped: HashMap<i32, Mapped>,
     /// The threads that were in a stub, or return into one, when the last patch came out. Nobody else gets there.
     pub(super) inside: HashMap<i32, Vec<i32>>,
@@ -211,6 +213,7 @@ impl Owner {
             launched: HashSet::new(),
             statuses: HashMap::new(),
             installed: HashMap::new(),
+            switched: HashMap::new(),
             mapped: HashMap::new(),
             inside: HashMap::new(),
             programs: HashMap::new(),
@@ -268,6 +271,7 @@ impl Owner {
     /// Nothing that was known of what runs in `pid` holds any more.
     pub(super) fn forget_program(&mut self, pid: i32) {
         self.installed.remove(&pid);
+        self.switched.remove(&pid);
         self.mapped.remove(&pid);
         self.inside.remove(&pid);
         self.programs.remove(&pid);

@@ -1,13 +1,13 @@
 //! One change of a target's code: a finished plan, checked and written while all threads stand still, or not at all.
 //!
 //! Order: all old bytes are as planned; no thread, restart point or signal frame is inside a window, or the thread can be
-//! moved exactly; threads are moved; every site is written by one write; everything is read back. While the target
-//! stands, nothing is allocated.
+//! moved exactly; threads are moved; code is switched by the page (`pages`), and every site that is in no such page is
+//! written by one write; everything is read back. While the target stands, nothing is allocated.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::owner::{Owner, Thread};
+use super::pages::{did_not_take, Exchanges, Switch};
 use super::scan::{Ranges, Scanner, Words};
 use super::standing::{Standing, Terms};
 use super::{copies, sys, Error, Result};
@@ -27,6 +27,16 @@ pub struct Site {
     pub window_len: u64,
     /// (offset in the window, address of the copy) of each displaced instruction.
     pub moves: Vec<(u64, u64)>,
+}
+
+/// All that is changed at once, or not at all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Those in a range of `switches` change with it, the others are written.
+    pub sites: Vec<Site>,
+    pub switches: Vec<Switch>,
+    /// What somebody else has written into a copy of ours, by address: written into the file's pages when they are back.
+    pub carried: Vec<(u64, Vec<u8>)>,
 }
 
 impl Site {
@@ -50,8 +60,13 @@ impl Site {
         if self.old.len() != self.new.len() || self.new.is_empty() || self.new.len() > LONGEST_WRITE {
             return invalid("old and new bytes do not match in length, or are too many");
         }
+        Ok(())
+    }
+
+    fn check_write(&self) -> Result<()> {
         if self.addr % PAGE + self.new.len() as u64 > PAGE {
-            return invalid("the bytes lie in two pages, so the write could tear");
+            let why = format!("change at {:#x}: the bytes lie in two pages, so the write could tear", self.addr);
+            return Err(Error::new("invalid", why).at(self.addr));
         }
         Ok(())
     }
@@ -89,6 +104,11 @@ struct Mismatch {
 struct Plan<'a> {
     /// Sorted by address; windows do not overlap.
     sites: Vec<&'a Site>,
+    /// Those that are compared one by one: not in an exchanged page, or in one whose content is not.
+    compared: Vec<&'a Site>,
+    /// Those that no exchange changes.
+    written: Vec<&'a Site>,
+    exchanges: Exchanges,
     windows: Ranges,
     words: Words,
     scanner: Scanner,
@@ -96,8 +116,9 @@ struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn new(pid: i32, sites: &'a [Site], words: Words) -> Result<Self> {
-        let mut sorted: Vec<&Site> = sites.iter().collect();
+    fn new(pid: i32, change: &'a Change, terms: &Terms) -> Result<Self> {
+        let words = if terms.all_words { Words::All } else { Words::SignalFrames };
+        let mut sorted: Vec<&Site> = change.sites.iter().collect();
         sorted.sort_unstable_by_key(|s| s.addr);
         for (i, site) in sorted.iter().enumerate() {
             site.check()?;
@@ -109,7 +130,12 @@ impl<'a> Plan<'a> {
         let frames_only = words == Words::SignalFrames;
         let start = |s: &Site| s.addr + u64::from(!(frames_only && s.may_be_left_inside()));
         let windows = Ranges::new(sorted.iter().map(|s| (start(s), s.addr + s.window_len)).collect());
-        Ok(Plan { sites: sorted, windows, words, scanner: Scanner::new(pid)?, moves: Vec::new() })
+        let exchanges = Exchanges::new(change, &sorted)?;
+        let compared = sorted.iter().copied().filter(|s| !exchanges.verify_site(s)).collect();
+        let written: Vec<&Site> = sorted.iter().copied().filter(|s| !exchanges.hold(s)).collect();
+        written.iter().try_for_each(|site| site.check_write())?;
+        let scanner = Scanner::new(pid)?;
+        Ok(Plan { sites: sorted, compared, written, exchanges, windows, words, scanner, moves: Vec::new() })
     }
 
     fn site_around(&self, addr: u64) -> Option<&'a Site> {
@@ -147,9 +173,8 @@ impl<'a> Plan<'a> {
 
 impl Owner {
     /// Make the change; returns the ns that the target stood still for it.
-    pub fn apply(&mut self, pid: i32, sites: &[Site], terms: &Terms) -> Result<u64> {
-        let words = if terms.all_words { Words::All } else { Words::SignalFrames };
-        let mut plan = Plan::new(pid, sites, words)?;
+    pub fn apply(&mut self, pid: i32, change: &Change, terms: &Terms) -> Result<u64> {
+        let mut plan = Plan::new(pid, change, terms)?;
         let mut standing = self.prepare_standing(pid, &plan.sites, terms)?;
         let stopped_at = self.attached(pid, |owner| {
             let stopped_at = owner.make_change(pid, &mut plan, &mut standing)?;
@@ -159,24 +184,25 @@ impl Owner {
             Ok(stopped_at)
         })?;
         let stood = stopped_at.elapsed();
-        self.remember_copies(pid, sites);
+        self.remember_copies(pid, &change.sites);
+        self.note_exchanges(pid, &plan.exchanges);
         let installed = self.installed.entry(pid).or_default();
-        let mut known: HashMap<u64, Site> = installed.drain(..).map(|site| (site.addr, site)).collect();
-        for site in sites {
+        for site in &change.sites {
             // Back to what it was, or one more.
-            if known.get(&site.addr).is_some_and(|i| i.new == site.new) {
-                known.remove(&site.addr);
+            if installed.get(&site.addr).is_some_and(|i| i.new == site.new) {
+                installed.remove(&site.addr);
             } else {
-                known.insert(site.addr, site.inverse());
+                installed.insert(site.addr, site.inverse());
             }
         }
-        installed.extend(known.into_values());
         Ok(u64::try_from(stood.as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// Take over the changes that somebody else made: `sites` undo them, and are made when we end or die.
-    pub fn adopt(&mut self, pid: i32, sites: Vec<Site>) {
-        self.installed.insert(pid, sites);
+    /// Take over the changes that somebody else made: `sites` undo them, and are made when we end or die. `switched`:
+    /// (address aside, start, length) of the ranges of pages among them.
+    pub fn adopt(&mut self, pid: i32, sites: Vec<Site>, switched: &[(u64, u64, u64)]) {
+        self.installed.insert(pid, sites.into_iter().map(|site| (site.addr, site)).collect());
+        self.switched.insert(pid, switched.iter().map(|(aside, start, len)| (*aside, (*start, *len))).collect());
     }
 
     /// Leaves the target standing where the change was made; returns when it came to a stand.
@@ -191,9 +217,7 @@ impl Owner {
             let begun = Instant::now();
             self.stop_all(pid)?;
             self.check_standing(pid, standing)?;
-            if let Err(mismatch) = self.compare(pid, plan, |site| &site.old)? {
-                return Err(foreign(pid, plan, &mismatch));
-            }
+            self.verify(pid, plan)?;
             match plan.clear(&self.proc(pid)?.threads) {
                 Ok(()) => {
                     self.write(pid, plan)?;
@@ -205,13 +229,25 @@ impl Owner {
         Err(obstacle.map_or_else(|| Error::gone(pid), |o| o.error(pid)))
     }
 
+    /// Whether everything is as planned.
+    fn verify(&self, pid: i32, plan: &mut Plan<'_>) -> Result<()> {
+        if let Err(mismatch) = self.compare(pid, &plan.compared, |site| &site.old)? {
+            return Err(foreign(pid, plan, &mismatch));
+        }
+        let Err(addr) = self.verify_pages(pid, &mut plan.exchanges)? else { return Ok(()) };
+        if let Err(mismatch) = self.compare(pid, &plan.sites, |site| &site.old)? {
+            return Err(foreign(pid, plan, &mismatch));
+        }
+        Err(Error::new("changed", format!("process {pid}: the code at {addr:#x} is not what it was")).at(addr))
+    }
+
     fn compare(
         &self,
         pid: i32,
-        plan: &Plan<'_>,
+        sites: &[&Site],
         bytes: impl Fn(&Site) -> &[u8],
     ) -> Result<std::result::Result<(), Mismatch>> {
-        for site in &plan.sites {
+        for site in sites {
             let mut found = [0u8; LONGEST_WRITE];
             let want = bytes(site);
             if let Some(got) = found.get_mut(..want.len()) {
@@ -224,8 +260,9 @@ impl Owner {
         Ok(Ok(()))
     }
 
-    fn write(&mut self, pid: i32, plan: &Plan<'_>) -> Result<()> {
+    fn write(&mut self, pid: i32, plan: &mut Plan<'_>) -> Result<()> {
         let proc = self.proc(pid)?;
+        // Where the change fails after all, threads stay in the copies: those lead back to the code by themselves.
         for (tid, rip) in &plan.moves {
             if let Some(thread) = proc.threads.get_mut(tid) {
                 let back = thread.regs.rip;
@@ -239,23 +276,32 @@ impl Owner {
                 }
             }
         }
-        for (written, site) in plan.sites.iter().enumerate() {
+        self.exchange_pages(pid, &mut plan.exchanges)?;
+        let written = self.write_sites(pid, plan);
+        if written.is_err() {
+            self.undo_exchange(pid, &plan.exchanges);
+        }
+        written
+    }
+
+    fn write_sites(&mut self, pid: i32, plan: &Plan<'_>) -> Result<()> {
+        let proc = self.proc(pid)?;
+        for (written, site) in plan.written.iter().enumerate() {
             if let Err(errno) = sys::write_at(proc.memory(pid)?, site.addr, &site.new) {
-                for done in plan.sites.iter().take(written) {
+                for done in plan.written.iter().take(written) {
                     // The page was writable a moment ago; where it no longer is, the process is dying.
                     let _ = sys::write_at(proc.memory(pid)?, done.addr, &done.old);
                 }
                 return Err(Error::os(pid, "writing the code", errno).at(site.addr));
             }
         }
-        match self.compare(pid, plan, |site| &site.new)? {
+        match self.compare(pid, &plan.written, |site| &site.new)? {
             Ok(()) => Ok(()),
             Err(mismatch) => {
-                for site in &plan.sites {
+                for site in &plan.written {
                     self.write_memory(pid, site.addr, &site.old)?;
                 }
-                Err(Error::new("failed", format!("the code of process {pid} did not take the change"))
-                    .at(mismatch.addr))
+                Err(Error::new("failed", did_not_take(pid)).at(mismatch.addr))
             }
         }
     }
@@ -281,8 +327,8 @@ mod tests {
     #[test]
     fn windows_are_strict_and_found_by_address() {
         let pid = std::process::id() as i32;
-        let sites = [site(0x2000, 7), site(0x1000, 5)];
-        let plan = Plan::new(pid, &sites, Words::SignalFrames).expect("valid");
+        let change = Change { sites: vec![site(0x2000, 7), site(0x1000, 5)], ..Change::default() };
+        let plan = Plan::new(pid, &change, &Terms::default()).expect("valid");
         assert!(plan.site_around(0x1000).is_none() && plan.site_around(0x1005).is_none());
         assert_eq!(plan.site_around(0x1004).map(|s| s.addr), Some(0x1000));
         assert_eq!(plan.site_around(0x2006).map(|s| s.addr), Some(0x2000));
@@ -291,7 +337,10 @@ mod tests {
     #[test]
     fn refuses_what_could_tear_or_overlaps() {
         let pid = std::process::id() as i32;
-        let kind = |sites: &[Site]| Plan::new(pid, sites, Words::All).err().map(|e| e.kind);
+        let kind = |sites: &[Site]| {
+            let change = Change { sites: sites.to_vec(), ..Change::default() };
+            Plan::new(pid, &change, &Terms::default()).err().map(|e| e.kind)
+        };
         assert_eq!(kind(&[site(0x1ffc, 5)]), Some("invalid"));
         assert_eq!(kind(&[site(0x1000, 9), site(0x1008, 5)]), Some("invalid"));
         assert_eq!(kind(&[site(0x1000, 8), site(0x1008, 5)]), None);

@@ -54,12 +54,12 @@ impl ThreadIds {
 impl Owner {
     /// Before the stop of a change of `sites`.
     pub(super) fn prepare_standing(&mut self, pid: i32, sites: &[&Site], terms: &Terms) -> Result<Standing> {
-        let installed = self.installed.get(&pid).map_or(&[][..], Vec::as_slice);
+        let installed = self.installed.get(&pid);
         let comes_out = |i: &Site| {
             let at = sites.partition_point(|s| s.addr < i.addr);
             sites.get(at).is_some_and(|s| s.addr == i.addr && s.new == i.new)
         };
-        let empties = !installed.is_empty() && installed.iter().all(comes_out);
+        let empties = installed.is_some_and(|sites| !sites.is_empty() && sites.values().all(comes_out));
         let mapped = self.mapped.get(&pid).filter(|_| empties);
         let leaving = match mapped {
             Some(mapped) => Some((mapped.ranges(), Scanner::new(pid)?)),
