@@ -241,6 +241,11 @@ class Instrumented:
         """The process or its address space is gone: there is nothing to undo."""
         self.target.forget()
 
+    def take_notes(self) -> list[str]:
+        """What a user should know of what was installed; each is told once."""
+        notes, self.target.code.notes = self.target.code.notes, []
+        return notes
+
     @property
     def notes(self) -> list[str]:
         """What a user should know after ``remove``."""

@@ -90,6 +90,8 @@ class Targets:
             patches = live.instrumented.without_thread_ids(patches)
             self._tell_stubs(live, patches)
             live.instrumented.install(patches)
+        for text in live.instrumented.take_notes():
+            self._note(text)
         self.installed.setdefault(live.pid, []).extend(patches)
 
     def _tell_stubs(self, live: Live, patches: Sequence[Patch]) -> None:
