@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptwprobe.errors import InputError, PermissionDeniedError, RefusalReason, RefusedError
-from ptwprobe.patch import journal, runfolder
+from ptwprobe.patch import journal, recover, runfolder
 from ptwprobe.patch.journal import Area, AreaKind, Claim, Identity, Journal, JournalSite
 from ptwprobe.patch.runfolder import Holder, Lock, RunFolder
 from ptwprobe.process import Process
@@ -205,6 +205,15 @@ def test_locks_are_given_to_one_of_many_who_run_for_them(folder: RunFolder, tmp_
         assert process.wait(60) == 0
     assert number.read_text() == "300"
     assert not list(folder.path.iterdir())
+
+
+def test_what_was_written_half_goes_after_a_while(folder: RunFolder) -> None:
+    old, new = folder.path / "1-1.json.new", folder.path / "1-2.json.new"
+    for path in (old, new):
+        path.write_text("{")
+    os.utime(old, (time.time() - 100, time.time() - 100))
+    recover.sweep()
+    assert [item.name for item in folder.path.iterdir()] == [new.name]
 
 
 def test_a_full_disk_refuses_before_anything_is_done(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

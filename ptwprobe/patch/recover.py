@@ -170,6 +170,7 @@ def sweep() -> None:
             if entry.stale or _is_done(entry):
                 entry.remove()
     for folder in runfolder.existing():
+        folder.remove_half_written()
         for key in folder.names(runfolder.LOCK_SUFFIX):
             with contextlib.suppress(OSError, InputError, ValueError):
                 identity = journal.identity_of_key(key)

@@ -15,12 +15,16 @@ import fcntl
 import json
 import os
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from ptwprobe.errors import InputError, PermissionDeniedError
 
 LOCK_SUFFIX = ".lock"
+_NEW_SUFFIX = ".new"
+_HALF_WRITTEN_SECONDS = 60.0
+"""A file that is written takes its name within far less, unless its writer died."""
 _MOST_BYTES = 64 << 20
 """Of a file that is read back; 2,000 probes take half a megabyte."""
 _held: set[int] = set()
@@ -102,7 +106,7 @@ class RunFolder:
 
     def write(self, name: str, content: bytes) -> None:
         """Replace a file at once, and on disk before this returns. Raises OSError."""
-        temporary = f"{name}.new"
+        temporary = name + _NEW_SUFFIX
         self.remove(temporary)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=self.dir_fd), "wb") as file:
@@ -112,9 +116,30 @@ class RunFolder:
         os.replace(temporary, name, src_dir_fd=self.dir_fd, dst_dir_fd=self.dir_fd)
         os.fsync(self.dir_fd)
 
+    def try_writing(self) -> None:
+        """Raises OSError: on a full or read-only file system the folder itself may be there all the same."""
+        name = f"{os.getpid()}{_NEW_SUFFIX}"
+        self.remove(name)
+        fd = os.open(
+            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.dir_fd
+        )
+        try:
+            os.write(fd, b"?")
+        finally:
+            os.close(fd)
+            self.remove(name)
+
     def remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.dir_fd)
+
+    def remove_half_written(self) -> None:
+        """What was left by somebody who died while writing."""
+        for name in self.names(_NEW_SUFFIX):
+            with contextlib.suppress(OSError):
+                status = os.stat(name + _NEW_SUFFIX, dir_fd=self.dir_fd, follow_symlinks=False)
+                if time.time() - status.st_mtime > _HALF_WRITTEN_SECONDS:
+                    self.remove(name + _NEW_SUFFIX)
 
     def lock(self, key: str) -> Lock | Holder:
         """The lock ``key``, or who has it now; never waits. Raises OSError, InputError."""
@@ -201,9 +226,7 @@ def writable() -> RunFolder:
     for path in candidates():
         try:
             folder = RunFolder.open(path, create=True)
-            # On a full or read-only file system the folder itself may be there all the same.
-            folder.write(f"try-{os.getpid()}", b"?")
-            folder.remove(f"try-{os.getpid()}")
+            folder.try_writing()
             return folder
         except OSError as error:
             problems.append(f"{path}: {error.strerror}")
