@@ -202,6 +202,18 @@ class Process:
         """All mappings, in address order. Empty for a zombie or a kernel thread."""
         return parse_maps(self._bytes("maps"))
 
+    def wiped_on_fork(self) -> list[tuple[int, int]]:
+        """[start, end) of the private anonymous memory that fork children find empty (MADV_WIPEONFORK)."""
+        out = []
+        start, end = 0, 0
+        for line in self._bytes("smaps").split(b"\n"):
+            if line.startswith(b"VmFlags:"):
+                if b"wf" in line.split()[1:]:
+                    out.append((start, end))
+            elif found := _MAPS_LINE.fullmatch(line):
+                start, end = int(found[1], 16), int(found[2], 16)
+        return out
+
     def mapped_path(self, mapping: Mapping) -> str:
         """A path by which we can open the very file of ``mapping``, deleted or in another mount namespace or not.
 

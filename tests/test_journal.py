@@ -18,6 +18,7 @@ from ptwprobe.patch import journal, recover, runfolder
 from ptwprobe.patch.journal import Area, AreaKind, Claim, Identity, Journal, JournalSite
 from ptwprobe.patch.runfolder import Holder, Lock, RunFolder
 from ptwprobe.process import Process
+from ptwprobe.report.status import printable
 
 U64 = st.integers(0, 2**64 - 1)
 BYTES = st.integers(0, 255)
@@ -214,6 +215,10 @@ def test_what_was_written_half_goes_after_a_while(folder: RunFolder) -> None:
     os.utime(old, (time.time() - 100, time.time() - 100))
     recover.sweep()
     assert [item.name for item in folder.path.iterdir()] == [new.name]
+
+
+def test_names_that_steer_terminals_are_shown_as_numbers() -> None:
+    assert printable("a\x1b[2Jb\n") == r"a\x1b[2Jb\x0a"
 
 
 def test_a_full_disk_refuses_before_anything_is_done(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

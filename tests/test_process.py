@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -197,6 +199,8 @@ def test_memory_is_read(waiting: Path, start: Start) -> None:
 @pytest.mark.needs("root")
 def test_another_users_process_is_denied_with_a_remedy() -> None:
     code = f"""
+import ctypes
+import mmap
 import os
 os.setgid(65534); os.setuid(65534)
 from ptwprobe.errors import PermissionDeniedError
@@ -263,3 +267,16 @@ def test_other_pid_namespaces(waiting: Path, start: Start) -> None:
 def test_stack_limit(waiting: Path, start: Start) -> None:
     limited = start("sh", "-c", f"ulimit -Ss 4096; exec {waiting}")
     assert Process(limited.pid).rlimit_stack == 4096 * 1024
+
+
+def test_memory_that_is_wiped_on_fork_is_known() -> None:
+    page = mmap.mmap(-1, 3 * mmap.PAGESIZE)
+    other = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    wiped = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    wiped.madvise(18)  # MADV_WIPEONFORK
+    start = ctypes.addressof(ctypes.c_char.from_buffer(wiped))
+    found = Process(os.getpid()).wiped_on_fork()
+    assert any(low <= start < high for low, high in found)
+    for memory in (page, other):
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        assert not any(low <= start < high for low, high in found)

@@ -22,13 +22,14 @@ from ptwprobe.patch import journal
 from ptwprobe.patch.journal import Area, AreaKind, Entry
 from ptwprobe.patch.mapped import RECORDER_OFFSET, RING_NAME, STUB_NAME, ring_name
 from ptwprobe.patch.plan import JUMP
+from ptwprobe.patch.remote import PAGE
 from ptwprobe.process import Mapping, Process
 from ptwprobe.stub.match import match_stub
 
 MEMFD = "/memfd:"
 _RING_NAME = re.compile(re.escape(MEMFD + RING_NAME) + r":([0-9]+):([0-9]+)")
 _NOT_FILLING = re.compile(rb"[^\xcc]")
-_MOST_STUB_BYTES = 64 << 20
+_MOST_STUB_BYTES = 16 << 20
 """Of one process; what lies behind is not looked at, and said to be unknown."""
 _FUTEX_OWNER_DIED = 0x4000_0000
 _FUTEX_TID_MASK = 0x3FFF_FFFF
@@ -113,7 +114,7 @@ def look(process: Process, *, claimed: bool = False) -> Found | None:
     rings = _rings(process, maps, stubs)
     areas = _named_areas(maps, STUB_NAME, AreaKind.STUBS) + [area for area, _ in rings]
     sites = _sites(process, maps, stubs, entry)
-    areas += _nameless_areas(maps, stubs, entry)
+    areas += _gates(process, stubs, entry)
     origin = next((origin for _, origin in rings), None)
     recorder, recorded = _recorder(process, areas, origin, claimed)
     if recorded:
@@ -215,15 +216,17 @@ def _rings(process: Process, maps: Sequence[Mapping], stubs: Sequence[Stub]) -> 
     return found
 
 
-def _nameless_areas(maps: Sequence[Mapping], stubs: Sequence[Stub], entry: Entry | None) -> list[Area]:
-    """The gates' pages: stubs name them, and the journal does. Only what is such a page now."""
+def _gates(process: Process, stubs: Sequence[Stub], entry: Entry | None) -> list[Area]:
+    """The gates' pages: they have no name, but stubs tell of them, and the journal does.
+
+    Only what is such a page now: it may have gone and the program have got other memory there.
+    """
     told = {s.request.ring.gate_addr for s in stubs if s.request.ring is not None}
     if entry is not None and entry.journal is not None:
         told |= {a.start for a in entry.journal.areas if a.kind is AreaKind.GATE}
-    page = 4096
-    anonymous = [m for m in maps if not m.inode and m.perms == "rw-p" and not m.path]
-    gates = {t for t in told if not t % page and any(m.start <= t < m.end for m in anonymous)}
-    return [Area(AreaKind.GATE, gate, page) for gate in sorted(gates)]
+    wiped = process.wiped_on_fork() if told else []
+    found = {t for t in told if not t % PAGE and any(start <= t < end for start, end in wiped)}
+    return [Area(AreaKind.GATE, gate, PAGE) for gate in sorted(found)]
 
 
 def _origins(process: Process) -> set[tuple[int, int]]:

@@ -107,7 +107,8 @@ class RunFolder:
     def write(self, name: str, content: bytes) -> None:
         """Replace a file at once, and on disk before this returns. Raises OSError."""
         temporary = name + _NEW_SUFFIX
-        self.remove(temporary)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=self.dir_fd)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=self.dir_fd), "wb") as file:
             file.write(content)
@@ -130,8 +131,10 @@ class RunFolder:
             self.remove(name)
 
     def remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=self.dir_fd)
+        """Also what somebody left of it who died while writing."""
+        for file in (name, name + _NEW_SUFFIX):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file, dir_fd=self.dir_fd)
 
     def remove_half_written(self) -> None:
         """What was left by somebody who died while writing."""

@@ -42,6 +42,10 @@ def _process_as_json(one: Found) -> dict[str, Any]:
 
 def as_text(one: Found) -> Iterator[str]:
     """A line for the process, and an indented one for each thing in it."""
+    return map(printable, _lines(one))
+
+
+def _lines(one: Found) -> Iterator[str]:
     yield f"{one.process.pid:>7}  {one.state.value:<10}  {one.process.comm:<15}  {_explain(one)}"
     for site in one.sites:
         yield f"{'':>9}{site.state.value:<10}  {site.path} at {site.addr:#x}{_detail(site.state, describe(site))}"
@@ -70,6 +74,10 @@ def _explain(one: Found) -> str:
 
 def restored(done: Restored) -> Iterator[str]:
     """What was done to one process."""
+    return map(printable, _restored_lines(done))
+
+
+def _restored_lines(done: Restored) -> Iterator[str]:
     who = f"process {done.process.pid} ({done.comm})"
     if not done.sites and not done.areas and not done.left:
         yield f"{who}: has nothing of ptwprobe"
@@ -79,6 +87,11 @@ def restored(done: Restored) -> Iterator[str]:
         yield f"  its journal was not used: {done.journal_problem}"
     for text in done.left:
         yield f"  stays: {text}"
+
+
+def printable(text: str) -> str:
+    """Names are the processes' own: what would steer a terminal is shown as its number."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def _count(number: int, what: str) -> str:
