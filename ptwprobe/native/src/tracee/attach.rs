@@ -29,13 +29,20 @@ impl Owner {
         if status.tracer != 0 && status.tracer != self.me {
             return Err(explain(pid, &status, libc::EPERM));
         }
-        // A thread that we could not let go when we were here last: it is still ours.
-        let kept = std::mem::take(&mut self.leaving);
-        let (back, kept) = kept.into_iter().partition(|tid| Status::read(*tid).is_some_and(|s| s.tgid == pid));
-        self.leaving = kept;
+        // Threads that we could not let go when we were here last: they are still ours.
+        let mut back = Vec::new();
+        self.leaving.retain(|tid| {
+            let status = Status::read(*tid).filter(|s| s.tracer == self.me);
+            let is_back = status.as_ref().is_some_and(|s| s.tgid == pid);
+            if is_back {
+                back.push(*tid);
+            }
+            status.is_some() && !is_back
+        });
         self.procs.insert(pid, Proc::new());
         for tid in back {
             self.add_thread(pid, tid);
+            self.proc(pid)?.adopt(tid);
         }
         let seized = loop {
             match self.seize_tasks(pid) {
@@ -97,6 +104,7 @@ impl Owner {
         for (tid, thread) in proc.threads {
             self.let_go(tid, thread.state);
         }
+        self.serve_until_in_calls();
         match stopped {
             // Too slow to wait for; `leaving` has the rest.
             Err(e) if e.kind == "busy" => Ok(()),
@@ -119,22 +127,6 @@ impl Owner {
             self.serve_until(Instant::now() + Duration::from_millis(1));
         }
         self.stop(pid)
-    }
-
-    /// A thread that could not be let go earlier has stopped.
-    pub(super) fn release_leaving(&mut self, tid: i32, event: i32, signal: i32) {
-        self.leaving.remove(&tid);
-        let deliver = if event == 0 && signal != libc::SIGTRAP | 0x80 { signal } else { 0 };
-        if event == 0 {
-            self.show_original_to_leaving(tid, signal);
-        }
-        if event == libc::PTRACE_EVENT_STOP && signal == libc::SIGTRAP {
-            if let Ok(mut regs) = sys::get_regs(tid) {
-                super::stop::rewind(tid, &mut regs);
-            }
-        }
-        // As in `let_go`.
-        let _ = sys::detach(tid, deliver);
     }
 }
 

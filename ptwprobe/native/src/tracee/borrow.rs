@@ -51,7 +51,7 @@ fn cost(tid: i32) -> Option<u32> {
     };
     match procfs::run_state(tid)? {
         'S' if RESTARTED.contains(&number) => Some(1),
-        'S' | 'R' if !super::stop::may_return_eintr(number) => Some(2),
+        'S' | 'R' if !super::calls::may_return_eintr(number) => Some(2),
         'S' | 'R' => Some(3),
         'Z' | 'X' => None,
         _ => Some(LAST),
@@ -204,7 +204,8 @@ impl Owner {
 
     /// Trace `tid`, and nobody else, of a process that is not attached. False where it is gone.
     fn trace_one(&mut self, pid: i32, tid: i32) -> Result<bool> {
-        if !self.leaving.remove(&tid) {
+        let adopted = self.leaving.remove(&tid);
+        if !adopted {
             if let Err(errno) = sys::seize_alone(tid) {
                 return match Status::read(tid) {
                     None => Ok(false),
@@ -222,6 +223,9 @@ impl Owner {
         let proc = self.procs.entry(pid).or_insert_with(Proc::new);
         proc.partial = true;
         self.add_thread(pid, tid);
+        if adopted {
+            self.proc(pid)?.adopt(tid);
+        }
         Ok(true)
     }
 

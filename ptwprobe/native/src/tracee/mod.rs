@@ -8,6 +8,7 @@
 
 mod attach;
 mod borrow;
+mod calls;
 mod copies;
 mod dispositions;
 mod faults;

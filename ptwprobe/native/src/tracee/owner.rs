@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::calls::Reentry;
 use super::copies::{Copies, Parked};
 use super::faults::Watch;
 use super::gadgets::Gadgets;
@@ -47,6 +48,8 @@ pub struct Thread {
     pub sibling: bool,
     /// To stand still whatever the others do.
     pub wanted: bool,
+    /// Was traced before, perhaps with other options.
+    pub adopted: bool,
 }
 
 impl Thread {
@@ -62,6 +65,7 @@ impl Thread {
             told_as_is: false,
             sibling: false,
             wanted: false,
+            adopted: false,
         }
     }
 
@@ -149,6 +153,12 @@ impl Proc {
         }
     }
 
+    pub fn adopt(&mut self, tid: i32) {
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            thread.adopted = true;
+        }
+    }
+
     pub fn add(&mut self, tid: i32) {
         if self.threads.insert(tid, Thread::running()).is_none() {
             self.running += 1;
@@ -181,6 +191,8 @@ pub struct Owner {
     pub(super) tids: HashMap<i32, i32>,
     /// Threads to let go at their next stop.
     pub(super) leaving: HashSet<i32>,
+    /// By tid, threads that are to be in a call again.
+    pub(super) calls: HashMap<i32, Reentry>,
     pub(super) launched: HashSet<i32>,
     pub(super) statuses: HashMap<i32, i32>,
     /// What undoes the changes that are in place, by pid and address.
@@ -210,6 +222,7 @@ impl Owner {
             procs: HashMap::new(),
             tids: HashMap::new(),
             leaving: HashSet::new(),
+            calls: HashMap::new(),
             launched: HashSet::new(),
             statuses: HashMap::new(),
             installed: HashMap::new(),

@@ -61,11 +61,6 @@ impl Status {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 
-    /// Whether a pending signal is about to run a handler of the program.
-    pub fn handler_is_due(&self) -> bool {
-        self.pending & !self.blocked & self.caught != 0
-    }
-
     /// Whether the program ignores `signal`, by its own wish or by default (signal(7)).
     pub fn ignores(&self, signal: i32) -> bool {
         let bit = bit(signal);
@@ -156,7 +151,7 @@ mod tests {
              SigIgn:\t0000000000001000\nSigCgt:\t0000000000004000\nVmSize:\t 1 kB\n",
         );
         assert_eq!((s.name.as_str(), s.state, s.tgid, s.uid, s.seccomp), ("x y", 'S', 7, 5, 2));
-        assert!(s.has_memory && s.handler_is_due() && !s.is_dead());
+        assert!(s.has_memory && !s.is_dead());
         assert!(s.ignores(13) && s.ignores(libc::SIGCHLD) && !s.ignores(15));
     }
 

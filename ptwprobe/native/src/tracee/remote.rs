@@ -14,7 +14,7 @@ use super::frame::Frame;
 use super::gadgets::Gadgets;
 use super::owner::{Owner, Proc, State};
 use super::procfs::{self, Status};
-use super::{stop, sys, Error, Result};
+use super::{calls, sys, Error, Result};
 
 const USER_CODE_SEGMENT: u64 = 0x33;
 const PAGE: u64 = 4096;
@@ -167,7 +167,7 @@ fn lay_frame(pid: i32, tid: i32, saved: &sys::Regs, mask: u64, gadgets: &Gadgets
     }
     let mut xstate = vec![0u8; MOST_XSTATE];
     let len = sys::get_xstate(tid, &mut xstate).ok()?;
-    let frame = Frame::below(saved.rsp, &stop::restarted(tid, saved), mask, xstate.get(..len)?, gadgets)?;
+    let frame = Frame::below(saved.rsp, &calls::restarted(tid, saved), mask, xstate.get(..len)?, gadgets)?;
     let mut bytes = scratch.to_vec();
     bytes.resize(scratch.len().next_multiple_of(STACK_ALIGN), 0);
     let addr = frame.addr.checked_sub(bytes.len() as u64)?;
@@ -226,7 +226,7 @@ impl Owner {
         done
     }
 
-    fn options_of(&self, pid: i32) -> i32 {
+    pub(super) fn options_of(&self, pid: i32) -> i32 {
         if self.procs.get(&pid).is_some_and(|p| p.partial) {
             sys::OPTIONS_ALONE
         } else {
@@ -341,7 +341,8 @@ impl Owner {
             if thread.sibling || thread.regs.cs != USER_CODE_SEGMENT {
                 continue;
             }
-            let mut cost = u32::from(group) * 4 + u32::from(thread.regs.orig_rax as i64 >= 0) * 2;
+            let in_call = thread.regs.orig_rax as i64 >= 0 || self.calls.contains_key(tid);
+            let mut cost = u32::from(group) * 4 + u32::from(in_call) * 2;
             if cost == 0 && self.rseq_abort(pid, *tid, thread.regs.rip).is_some() {
                 cost = 1;
             }

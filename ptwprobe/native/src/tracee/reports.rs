@@ -33,7 +33,10 @@ impl Owner {
                 self.send_on(pid, tid, 0);
             }
             libc::PTRACE_EVENT_EXEC => self.on_exec(pid, tid),
-            0 if signal == libc::SIGTRAP | 0x80 => self.on_syscall_stop(pid, tid),
+            0 if signal == libc::SIGTRAP | 0x80 => match self.has_entered_call(tid) {
+                true => self.send_on(pid, tid, 0),
+                false => self.on_syscall_stop(pid, tid),
+            },
             0 => {
                 let signal = self.on_signal(pid, tid, signal);
                 if let Some(signal) = signal {
@@ -82,17 +85,30 @@ impl Owner {
 
     fn on_event_stop(&mut self, pid: i32, tid: i32, signal: i32) {
         let group = signal != libc::SIGTRAP;
+        let Some(thread) = self.procs.get(&pid).and_then(|p| p.threads.get(&tid)) else {
+            return;
+        };
+        let was_group_stopped = thread.was_group_stopped;
+        if group {
+            // A job-control stop ends a call without us, too.
+            self.return_from_call(tid);
+        }
         let Ok(mut regs) = sys::get_regs(tid) else {
             return;
         };
+        if !group && !was_group_stopped {
+            self.rewind_call(tid, &mut regs);
+        }
+        let options = self.options_of(pid);
         let Some(proc) = self.procs.get_mut(&pid) else {
             return;
         };
         let Some(thread) = proc.threads.get_mut(&tid) else {
             return;
         };
-        if !group && thread.interrupted && !thread.was_group_stopped {
-            super::stop::rewind(tid, &mut regs);
+        if std::mem::take(&mut thread.adopted) {
+            // Only a dying thread refuses.
+            let _ = sys::set_options(tid, options);
         }
         thread.regs = regs;
         // Not at a new thread's first stop: libc makes threads with all signals blocked for a moment.
@@ -124,6 +140,11 @@ impl Owner {
         };
         let stepping = proc.stepping && !sibling;
         proc.set_state(tid, State::Running);
+        if group {
+            self.return_from_call(tid);
+        } else if self.resume_into_call(tid, 0) {
+            return;
+        }
         // A thread that dies meanwhile reports its exit.
         let _ = match (group, stepping) {
             (true, _) => sys::listen(tid),
@@ -153,13 +174,7 @@ impl Owner {
         if let Some(answer) = self.fix_fault(pid, tid, signal).or_else(|| self.show_original(pid, tid, signal)) {
             return answer;
         }
-        // Tracing alone makes an ignored signal wake its thread; the call it was in must not show that.
-        if let Ok(mut regs) = sys::get_regs(tid) {
-            if super::stop::returns_eintr(&regs) && Status::read(tid).is_some_and(|s| s.ignores(signal)) {
-                super::stop::rewind(tid, &mut regs);
-            }
-        }
-        Some(signal)
+        (!self.keep_in_call(tid, signal)).then_some(signal)
     }
 
     fn on_exec(&mut self, pid: i32, tid: i32) {
@@ -195,6 +210,7 @@ impl Owner {
 
     pub(super) fn on_exit(&mut self, tid: i32, status: i32) {
         self.leaving.remove(&tid);
+        self.calls.remove(&tid);
         let was_launched = self.launched.remove(&tid);
         if was_launched {
             self.statuses.insert(tid, status);

@@ -105,7 +105,10 @@ impl Owner {
                 return Err(Error::new("busy", format!("process {pid} shares its memory with {}: {why}", status.tgid)));
             }
             // Ours since its creation, or one that could not be let go earlier.
-            self.leaving.remove(&tid);
+            if self.leaving.remove(&tid) {
+                self.add_sibling(pid, tid);
+                self.proc(pid)?.adopt(tid);
+            }
         } else if !sys::shares_memory(like, tid) {
             // It has just become another program, or ended.
             self.leaving.insert(tid);
@@ -131,22 +134,6 @@ impl Owner {
         let siblings = proc.threads.iter().filter(|(_, t)| t.sibling).map(|(tid, t)| (*tid, t.state));
         for (tid, state) in siblings.collect::<Vec<_>>() {
             self.let_go(tid, state);
-        }
-    }
-
-    /// End the tracing of one task, now or when it next stops.
-    pub(super) fn let_go(&mut self, tid: i32, state: State) {
-        self.tids.remove(&tid);
-        match state {
-            State::Stopped { .. } => {
-                // Only death can be in the way, and that is not ours to report here.
-                let _ = sys::detach(tid, 0);
-            }
-            State::Running => {
-                let _ = sys::interrupt(tid);
-                self.leaving.insert(tid);
-            }
-            State::Dead => {}
         }
     }
 }

@@ -11,90 +11,6 @@ const STOP_LIMIT: Duration = Duration::from_millis(100);
 /// When to look whether a thread that does not report has ended.
 const SWEEP_AFTER: Duration = Duration::from_millis(3);
 
-/// Not in every version of the libc crate (arch/x86/entry/syscalls/syscall_64.tbl).
-const SYS_IO_PGETEVENTS: i64 = 333;
-
-/// Calls that the kernel ends with EINTR, rather than restarting them, when a tracer stops the thread (signal(7), "Interruption
-/// of system calls and library functions by stop signals"; io_uring_enter from its source). An EINTR of theirs means that
-/// nothing was done yet, so they can be entered again. `close` is not among them, and must not be.
-const ENTERED_AGAIN: &[i64] = &[
-    libc::SYS_read,
-    libc::SYS_write,
-    libc::SYS_readv,
-    libc::SYS_writev,
-    libc::SYS_connect,
-    libc::SYS_accept,
-    libc::SYS_accept4,
-    libc::SYS_sendto,
-    libc::SYS_recvfrom,
-    libc::SYS_sendmsg,
-    libc::SYS_recvmsg,
-    libc::SYS_sendmmsg,
-    libc::SYS_recvmmsg,
-    libc::SYS_semop,
-    libc::SYS_semtimedop,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_io_getevents,
-    SYS_IO_PGETEVENTS,
-    libc::SYS_io_uring_enter,
-    libc::SYS_epoll_wait,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-];
-
-/// What a call returns inside the kernel that is to be restarted (include/linux/errno.h).
-const RESTARTS: [i64; 4] = [-512, -513, -514, -516];
-const RESTART_SYSCALL: u64 = libc::SYS_restart_syscall as u64;
-/// Calls that `restart_syscall` stands for.
-const WITH_RESTART_BLOCK: [i64; 4] = [libc::SYS_nanosleep, libc::SYS_clock_nanosleep, libc::SYS_poll, libc::SYS_futex];
-
-pub fn may_return_eintr(call: i64) -> bool {
-    ENTERED_AGAIN.contains(&call)
-}
-
-pub fn returns_eintr(regs: &sys::Regs) -> bool {
-    regs.rax as i64 == -i64::from(libc::EINTR) && ENTERED_AGAIN.contains(&(regs.orig_rax as i64))
-}
-
-/// The registers with which a thread in an event-stop goes on where the kernel does not restart its call for it: as it
-/// would, but for the timeouts of nanosleep, poll and futex, which start anew.
-pub fn restarted(tid: i32, regs: &sys::Regs) -> sys::Regs {
-    let mut out = *regs;
-    if regs.orig_rax as i64 >= 0 && (RESTARTS.contains(&(regs.rax as i64)) || returns_eintr(regs)) {
-        out.rip = regs.rip.wrapping_sub(2);
-        out.rax = if regs.orig_rax == RESTART_SYSCALL { restarted_call(tid, out.rip) } else { regs.orig_rax };
-    }
-    out
-}
-
-/// The call that a thread has at `rip` where the kernel's `restart_syscall` has taken the place of its number: that is
-/// in the `mov $number, %eax` before it, as every libc has it.
-fn restarted_call(tid: i32, rip: u64) -> u64 {
-    let mut code = [0u8; 5];
-    let read = sys::read_memory(tid, rip.wrapping_sub(code.len() as u64), &mut code) == code.len();
-    let [opcode, number @ ..] = code;
-    let number = u32::from_le_bytes(number);
-    if read && opcode == 0xb8 && WITH_RESTART_BLOCK.contains(&i64::from(number)) {
-        number.into()
-    } else {
-        RESTART_SYSCALL
-    }
-}
-
-/// Make a call that our stop interrupted start over, unless a handler of the program is due: then EINTR is right.
-pub fn rewind(tid: i32, regs: &mut sys::Regs) {
-    if !returns_eintr(regs) || Status::read(tid).is_none_or(|s| s.handler_is_due()) {
-        return;
-    }
-    let mut again = *regs;
-    again.rax = regs.orig_rax;
-    again.rip = regs.rip.wrapping_sub(2);
-    again.orig_rax = u64::MAX;
-    if sys::set_regs(tid, &again).is_ok() {
-        *regs = again;
-    }
-}
-
 fn interrupt_running(proc: &mut Proc, siblings: bool) {
     for (tid, thread) in proc.threads.iter_mut().filter(|(_, t)| t.sibling == siblings) {
         if thread.state == State::Running {
@@ -110,7 +26,8 @@ impl Owner {
         let deadline = begun + STOP_LIMIT;
         let mut sweep = begun + SWEEP_AFTER;
         let generation = self.proc(pid)?.generation;
-        let proc = self.proc(pid)?;
+        let proc = self.procs.get_mut(&pid).ok_or_else(|| Error::gone(pid))?;
+        self.calls.reserve(proc.threads.len());
         proc.goal = Goal::Stop;
         proc.holding_siblings = false;
         interrupt_running(proc, false);
