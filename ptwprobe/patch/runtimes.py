@@ -1,4 +1,4 @@
-"""Code whose runtime makes more demands on a stub than the machine does: faults are looked up by address, stacks are small.
+"""Code whose runtime asks more of a stub than the machine does: faults are looked up by address, stacks are small.
 
 Which bytes a patch may take is decided in ``plan``; this is about what runs around them.
 """
@@ -19,7 +19,7 @@ _GO_SECTIONS = (".go.buildinfo", ".gopclntab", ".data.rel.ro.gopclntab", ".note.
 _GO_TRUSTED = ("r14",)
 """The current goroutine, in Go's own calling convention."""
 _WASM_SECTIONS = (".wasmtime.traps", ".wasmtime.engine")
-"""Of code that wasmtime compiled. Its handler, and V8's, look up addresses of compiled modules only, not of their own code."""
+"""Of code that wasmtime compiled. Its handler, and V8's, look for addresses in compiled modules only."""
 _FAULT_HANDLERS = {
     "libjvm": "the Java VM",
     "libcoreclr": ".NET",

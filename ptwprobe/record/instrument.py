@@ -19,7 +19,14 @@ from ptwprobe.patch.install import Target
 from ptwprobe.patch.journal import Claim
 from ptwprobe.patch.mapped import STUB_NAME
 from ptwprobe.patch.pages import CodePages
-from ptwprobe.patch.place import AddressSpace, Allocator, lowest_mappable, read_brk_start
+from ptwprobe.patch.place import (
+    AddressSpace,
+    Allocator,
+    lowest_mappable,
+    mappings_left,
+    read_brk_start,
+    stub_mappings,
+)
 from ptwprobe.patch.remote import RemoteCallError
 from ptwprobe.patch.runtimes import check_runtime
 from ptwprobe.probe import elf
@@ -30,6 +37,8 @@ from ptwprobe.stub.operands import has_load
 
 DEFAULT_RING_BITS = 24
 """16 MiB for each CPU: a third of a second at a million two-argument hits a second."""
+MAPPINGS_FACTOR = 8
+"""A target must have left so many times the mappings that the ring takes."""
 MAP_ATTEMPTS = 4
 """A running target may map memory where a stub was about to go."""
 
@@ -156,7 +165,18 @@ class Instrumented:
         return any(p.stub.loads for p in self.patches)
 
     def map_ring(self, rings: int, ring_bits: int) -> _native.RingMemory:
-        """Give the target its ring; it runs on."""
+        """Give the target its ring; it runs on.
+
+        Raises RefusedError (no-stub-space) where the process has so many mappings that ours could keep it from more.
+        """
+        needed = 2 * rings + 3
+        left = mappings_left(len(self.process.maps()))
+        if left < MAPPINGS_FACTOR * needed:
+            raise RefusedError(
+                RefusalReason.NO_STUB_SPACE,
+                f"process {self.process.pid} may have only {left} more mappings, and the ring alone takes {needed}",
+                "raise vm.max_map_count (sysctl)",
+            )
         self.ring = self.target.map_ring(rings, ring_bits)
         return self.ring
 
@@ -215,7 +235,8 @@ class Instrumented:
     def _fresh_allocator(self) -> Allocator:
         process = self.process
         maps = process.maps()
-        return Allocator(AddressSpace.of(maps, read_brk_start(process.pid), process.rlimit_stack, lowest_mappable()))
+        space = AddressSpace.of(maps, read_brk_start(process.pid), process.rlimit_stack, lowest_mappable())
+        return Allocator(space, stub_mappings(mappings_left(len(maps))))
 
     def install(self, patches: Sequence[Patch]) -> None:
         """Patch all sites in one change, for which the target stands still once, and let the stubs emit.
