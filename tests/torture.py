@@ -27,11 +27,14 @@ class Report:
 
 
 class Torture:
-    """A running ``torture`` with ``threads`` threads, and how its memory looked before anybody touched it."""
+    """A running ``torture``, and how its memory looked before anybody touched it.
 
-    def __init__(self, target: Target) -> None:
+    ``pid``: where the process that was started is not the program itself, but has started it.
+    """
+
+    def __init__(self, target: Target, pid: int | None = None) -> None:
         self.target = target
-        self.pid = target.pid
+        self.pid = target.pid if pid is None else pid
         self.memory = areas(self.pid)
         self.files = open_files(self.pid)
         self._calls = 0

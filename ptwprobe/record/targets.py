@@ -191,7 +191,9 @@ class Targets:
                 return
             except TargetGoneError:
                 raise
-            except (TargetError, UnsupportedError):
+            except (TargetError, UnsupportedError) as error:
+                if live.replaced():
+                    raise TargetGoneError(f"process {live.pid} executes another program") from error
                 if time.monotonic() >= deadline:
                     sites = ", ".join(f"{p.site.runtime_addr:#x}" for p in live.instrumented.patches[:8])
                     self._note(

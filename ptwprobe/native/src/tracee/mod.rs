@@ -9,6 +9,7 @@
 mod attach;
 mod borrow;
 mod calls;
+mod collect;
 mod copies;
 mod dispositions;
 mod faults;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{sys, Error, Owner, Result};
+use super::{collect, sys, Error, Owner, Result};
 
 const STACK: usize = 1 << 20;
 /// Events that nobody fetches are dropped beyond this many, the oldest clone first.
@@ -254,9 +254,9 @@ extern "C" fn run(argument: *mut libc::c_void) -> libc::c_int {
     let me = unsafe {
         libc::prctl(libc::PR_SET_NAME, c"ptwprobe-owner".as_ptr());
         libc::prctl(libc::PR_SET_PDEATHSIG, sys::KICK);
-        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
         libc::getpid()
     };
+    collect::prepare();
     // SAFETY: reads an id.
     let orphaned = || unsafe { libc::getppid() } != recorder;
     owner.begin(me);

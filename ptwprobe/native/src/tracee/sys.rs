@@ -6,6 +6,8 @@ use std::time::Instant;
 
 use libc::{c_int, c_long, c_uint, c_void};
 
+use super::collect;
+
 pub type Regs = libc::user_regs_struct;
 /// An errno value.
 pub type Errno = i32;
@@ -47,12 +49,12 @@ fn request(req: c_uint, tid: i32, addr: usize, data: usize) -> Result<(), Errno>
 }
 
 pub fn seize(tid: i32) -> Result<(), Errno> {
-    request(libc::PTRACE_SEIZE, tid, 0, OPTIONS as usize)
+    collect::while_collecting(|| request(libc::PTRACE_SEIZE, tid, 0, OPTIONS as usize))
 }
 
 /// Trace a thread but nobody that it creates.
 pub fn seize_alone(tid: i32) -> Result<(), Errno> {
-    request(libc::PTRACE_SEIZE, tid, 0, OPTIONS_ALONE as usize)
+    collect::while_collecting(|| request(libc::PTRACE_SEIZE, tid, 0, OPTIONS_ALONE as usize))
 }
 
 pub fn set_options(tid: i32, options: c_int) -> Result<(), Errno> {
@@ -182,6 +184,11 @@ pub fn wait_any() -> Option<(i32, i32)> {
 
 /// Same for one tid.
 pub fn wait_for(tid: i32) -> Option<(i32, i32)> {
+    collect::take(tid).or_else(|| wait_for_report(tid))
+}
+
+/// Same from the kernel; for a signal handler, too.
+pub fn wait_for_report(tid: i32) -> Option<(i32, i32)> {
     let mut status = 0;
     // SAFETY: `status` is a valid place for the status.
     let got = unsafe { libc::waitpid(tid, &mut status, libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD) };
