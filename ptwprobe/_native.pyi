@@ -47,6 +47,11 @@ def decode(code: bytes, addr: int) -> list[tuple[int, int, str]]:
 def relative_operands(code: bytes, addr: int) -> list[int]:
     """Absolute addresses of branch targets and rip-relative operands."""
 
+def first_that_may_fault(code: bytes, addr: int, trusted: Sequence[str]) -> int | None:
+    """Offset of the first instruction that can fault by itself: a division, ud2, an operand in memory that another
+    register leads to than rsp, rip and those that are ``trusted`` (in thread-local storage never).
+    """
+
 def relocate(code: bytes, from_addr: int, to_addr: int) -> tuple[bytes, list[tuple[int, int]]]:
     """The code with the same effect at ``to_addr``, and (old offset, new offset) of every instruction.
 

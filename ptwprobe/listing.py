@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ptwprobe.errors import RefusedError
-from ptwprobe.model import Patch, RingLayout, Site, StubForm, ThreadIdSource, Window
+from ptwprobe.model import Argument, Patch, RingLayout, Site, StubForm, ThreadIdSource, Window
 from ptwprobe.patch import build, plan
 from ptwprobe.patch.codemaps import code_map
 from ptwprobe.patch.pages import CodePages
 from ptwprobe.patch.place import AddressSpace, Allocator, lowest_mappable, read_brk_start
+from ptwprobe.patch.runtimes import check_runtime
 from ptwprobe.probe import elf
 from ptwprobe.probe.spec import parse
 from ptwprobe.process import Process
 from ptwprobe.record.instrument import with_owner
+from ptwprobe.stub.operands import has_load
 
 FIRST_EVENT_ID = 0x8000
 
@@ -82,7 +84,7 @@ def rows(pid: int | None, file: str | None, pattern: str | None, sites: bool) ->
         )
         site = plan.entry_after_endbr(site, code_map(site.object).bytes(site.vaddr, 4))
         try:
-            yield Row(function, site, _window(site, process).tactic.value)
+            yield Row(function, site, _window(site, process, (), StubForm.RING).tactic.value)
         except RefusedError as error:
             yield Row(function, site, None, error)
 
@@ -100,7 +102,7 @@ def dry_run(pid: int | None, file: str | None, probe_text: str, form: str) -> It
     allocator = Allocator(space)
     for event_id, site in enumerate(sites, FIRST_EVENT_ID):
         try:
-            window = _window(site, process)
+            window = _window(site, process, probe.arguments, StubForm(form))
             patch = build.build_patch(
                 site, event_id, probe.arguments, window, allocator, StubForm(form), _MODEL_RING, probe.paced
             )
@@ -119,14 +121,19 @@ def _process(pid: int | None) -> Process | None:
     return process
 
 
-def _window(site: Site, process: Process | None) -> Window:
+def _window(site: Site, process: Process | None, arguments: Sequence[Argument], form: StubForm) -> Window:
     code = code_map(site.object)
+    mapped: list[str] = []
     if process is not None:
         try:
-            return plan.plan_window(site, process.read, code, CodePages(process).can_switch)
+            window = plan.plan_window(site, process.read, code, CodePages(process).can_switch)
         except RefusedError as error:
             raise with_owner(error, site, process) from None
-    return plan.plan_window(site, lambda addr, size: code.bytes(addr - site.object.bias, size), code)
+        mapped = [m.path for m in process.maps() if m.executable]
+    else:
+        window = plan.plan_window(site, lambda addr, size: code.bytes(addr - site.object.bias, size), code)
+    check_runtime(site, window, arguments, form, mapped, any(map(has_load, arguments)))
+    return window
 
 
 @dataclass(frozen=True)

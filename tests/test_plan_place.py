@@ -16,7 +16,9 @@ from ptwprobe.patch.place import (
     AddressSpace,
     Allocator,
     lowest_mappable,
+    mappings_left,
     read_brk_start,
+    stub_mappings,
 )
 from ptwprobe.process import Process
 
@@ -68,6 +70,20 @@ def test_the_heap_and_the_stack_can_grow() -> None:
         for start, end in AddressSpace.of(PIE, 0, limit).free():
             assert end <= 0x5555_5657_0000 or start >= 0x5555_5659_1000 + BRK_ROOM
             assert end <= 0x7FFF_FFFF_F000 - room - (1 << 20) or start >= 0x7FFF_FFFF_F000
+            assert end <= 0x7FFF_F7FF_F000 or start >= 0x7FFF_FFFF_F000, "the gap below the stack is all the stack's"
+
+
+def test_a_fixed_programs_heap_can_grow_by_a_gigabyte_and_there_is_room_for_2000_stubs() -> None:
+    room = allocator(FIXED)
+    places = [room.allocate(400, 0x10000, REACH - 1, near=0x40_0000) for _ in range(2000)]
+    assert None not in places
+    assert not any(0x123_4000 <= place < 0x1334_5000 + (1 << 30) for place in places if place)
+
+
+def test_stubs_leave_most_of_the_mappings_to_the_program() -> None:
+    assert [stub_mappings(left) for left in (0, 3, 400, 65_000)] == [0, 0, 100, 4096]
+    assert mappings_left(1 << 40) == 0 < mappings_left(50)
+    assert allocator(PIE, max_mappings=0).allocate(16, 0, HIGHEST, near=0) is None
 
 
 def test_a_heap_that_is_not_there_yet_can_grow() -> None:

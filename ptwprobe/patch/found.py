@@ -181,7 +181,8 @@ def _descends(pid: int, ancestor: int) -> bool:
 
 
 def _any(process: Process, maps: Sequence[Mapping]) -> bool:
-    return any(m.path in (MEMFD + STUB_NAME, MEMFD + ring_name(identity_in_ring(process))) for m in maps)
+    names = (MEMFD + STUB_NAME, MEMFD + ring_name(identity_in_ring(process)))
+    return any(m.path in names for m in maps)
 
 
 def _named_areas(maps: Sequence[Mapping], name: str, kind: AreaKind) -> list[Area]:

@@ -16,8 +16,8 @@ PAGE = 4096
 ALIGN = 16
 HIGHEST = 1 << 47
 """User addresses end here, whether or not the machine has five-level page tables."""
-BRK_ROOM = 1 << 30
-"""Bytes above the heap that brk may still grow into."""
+BRK_ROOM = 3 << 29
+"""Bytes above the heap that brk may still grow into; a program at a fixed address needs the rest of 2 GiB for stubs."""
 STACK_ROOM = 8 << 20
 STACK_ROOM_UNLIMITED = 1 << 30
 STACK_GAP = (1 << 20) + PAGE
@@ -27,7 +27,9 @@ GO_ARENAS = (0x00C0_0000_0000, 0x00E0_0000_0000)
 ARENA = 1 << 20
 """Stubs without narrow constraints are packed into stretches of this many bytes."""
 MAX_MAPPINGS = 4096
-"""Mappings that one target gets at most; the kernel's limit is 65530 (vm.max_map_count)."""
+"""Mappings that one target gets at most for stubs."""
+DEFAULT_MAP_COUNT = 65530
+"""The kernel's default of vm.max_map_count."""
 
 Range = tuple[int, int]
 """[start, end) of runtime addresses."""
@@ -71,10 +73,14 @@ class AddressSpace:
         brk_start = min([m.start for m in heap] + ([brk_start] if brk_start else []), default=0)
         brk_end = max([m.end for m in heap], default=brk_start)
         room = STACK_ROOM_UNLIMITED if stack_limit is None else max(STACK_ROOM, stack_limit)
+        # And down to the next mapping, whatever the limit is now: it may be raised, and nothing needs this room.
+        lowest_stack = min((m.start for m in stack), default=0)
+        below = max((m.end for m in mappings if m.end <= lowest_stack), default=lowest_stack)
+        stack_bottom = min([below, *(m.end - room - STACK_GAP for m in stack), lowest_stack - STACK_GAP])
         return cls(
             mappings=tuple((m.start, m.end) for m in mappings),
             brk=(brk_start, brk_end + BRK_ROOM if brk_end else 0),
-            stack=(min(min(m.start, m.end - room) for m in stack) - STACK_GAP, stack[-1].end) if stack else (0, 0),
+            stack=(stack_bottom, stack[-1].end) if stack else (0, 0),
             go_heap=any(m.start < GO_ARENAS[1] and GO_ARENAS[0] < m.end for m in mappings),
             lowest=max(lowest, PAGE),
         )
@@ -113,6 +119,20 @@ def lowest_mappable() -> int:
         return max(0x10000, int(Path("/proc/sys/vm/mmap_min_addr").read_text()))
     except (OSError, ValueError):
         return 0x10000
+
+
+def mappings_left(used: int) -> int:
+    """How many more mappings a process that has ``used`` of them may have at all (vm.max_map_count)."""
+    try:
+        limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+    except (OSError, ValueError):
+        limit = DEFAULT_MAP_COUNT
+    return max(0, limit - used)
+
+
+def stub_mappings(left: int) -> int:
+    """How many of ``left`` mappings stubs may take: the program needs some, and so do the pages that are patched."""
+    return min(MAX_MAPPINGS, left // 4)
 
 
 class Allocator:

@@ -19,15 +19,26 @@ from ptwprobe.patch.install import Target
 from ptwprobe.patch.journal import Claim
 from ptwprobe.patch.mapped import STUB_NAME
 from ptwprobe.patch.pages import CodePages
-from ptwprobe.patch.place import AddressSpace, Allocator, lowest_mappable, read_brk_start
+from ptwprobe.patch.place import (
+    AddressSpace,
+    Allocator,
+    lowest_mappable,
+    mappings_left,
+    read_brk_start,
+    stub_mappings,
+)
 from ptwprobe.patch.remote import RemoteCallError
+from ptwprobe.patch.runtimes import check_runtime
 from ptwprobe.probe import elf
 from ptwprobe.process import Mapping, Process
 from ptwprobe.record.eventtable import EventTable
 from ptwprobe.stub.assemble import assemble
+from ptwprobe.stub.operands import has_load
 
 DEFAULT_RING_BITS = 24
 """16 MiB for each CPU: a third of a second at a million two-argument hits a second."""
+MAPPINGS_FACTOR = 8
+"""A target must have left so many times the mappings that the ring takes."""
 MAP_ATTEMPTS = 4
 """A running target may map memory where a stub was about to go."""
 
@@ -59,8 +70,17 @@ class Plan:
     refused: list[RefusedSite] = field(default_factory=list)
 
 
-def plan_sites(process: Process, probes: Sequence[Probe], events: EventTable, taken: Sequence[Window] = ()) -> Plan:
-    """Resolve and plan ``probes`` in ``process`` without touching it; ``taken`` are the windows already patched.
+def plan_sites(
+    process: Process,
+    probes: Sequence[Probe],
+    events: EventTable,
+    taken: Sequence[Window] = (),
+    traced: bool = False,
+    form: StubForm = StubForm.RING,
+) -> Plan:
+    """Resolve and plan ``probes`` in ``process`` without touching it.
+
+    ``taken`` are the windows already patched; ``traced``: the process stays traced even if none of ``probes`` needs it.
 
     Raises ResolveError for a probe that names nothing (NotYetError where that may change), and the site's RefusedError
     for a probe of which every site is refused.
@@ -69,12 +89,14 @@ def plan_sites(process: Process, probes: Sequence[Probe], events: EventTable, ta
     code = [m for m in process.maps() if m.executable]
     pages = CodePages(process)
     patched = plan.Taken(taken)
+    traced = traced or any(map(reads_memory, probes))
     for probe in probes:
         planned, refused = [], []
         for site in elf.resolve(probe, process):
             try:
                 _check_mapped(site, code)
                 window = plan.plan_window(site, process.read, code_map(site.object), pages.can_switch)
+                check_runtime(site, window, probe.arguments, form, [m.path for m in code], traced)
                 patched.take(site, window)
             except RefusedError as error:
                 refused.append(RefusedSite(probe, site, with_owner(error, site, process)))
@@ -85,6 +107,11 @@ def plan_sites(process: Process, probes: Sequence[Probe], events: EventTable, ta
         result.sites += planned
         result.refused += refused
     return result
+
+
+def reads_memory(probe: Probe) -> bool:
+    """Whether stubs of ``probe`` load through pointers, so that its processes stay traced."""
+    return any(map(has_load, probe.arguments))
 
 
 def _check_mapped(site: Site, code: Sequence[Mapping]) -> None:
@@ -138,7 +165,18 @@ class Instrumented:
         return any(p.stub.loads for p in self.patches)
 
     def map_ring(self, rings: int, ring_bits: int) -> _native.RingMemory:
-        """Give the target its ring; it runs on."""
+        """Give the target its ring; it runs on.
+
+        Raises RefusedError (no-stub-space) where the process has so many mappings that ours could keep it from more.
+        """
+        needed = 2 * rings + 3
+        left = mappings_left(len(self.process.maps()))
+        if left < MAPPINGS_FACTOR * needed:
+            raise RefusedError(
+                RefusalReason.NO_STUB_SPACE,
+                f"process {self.process.pid} may have only {left} more mappings, and the ring alone takes {needed}",
+                "raise vm.max_map_count (sysctl)",
+            )
         self.ring = self.target.map_ring(rings, ring_bits)
         return self.ring
 
@@ -201,7 +239,8 @@ class Instrumented:
     def _fresh_allocator(self) -> Allocator:
         process = self.process
         maps = process.maps()
-        return Allocator(AddressSpace.of(maps, read_brk_start(process.pid), process.rlimit_stack, lowest_mappable()))
+        space = AddressSpace.of(maps, read_brk_start(process.pid), process.rlimit_stack, lowest_mappable())
+        return Allocator(space, stub_mappings(mappings_left(len(maps))))
 
     def install(self, patches: Sequence[Patch]) -> None:
         """Patch all sites in one change, for which the target stands still once, and let the stubs emit.

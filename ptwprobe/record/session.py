@@ -37,6 +37,7 @@ from ptwprobe.record.instrument import (
     RefusedSite,
     describe_refusals,
     plan_sites,
+    reads_memory,
 )
 from ptwprobe.record.launch import Launching
 from ptwprobe.record.live import Live
@@ -135,7 +136,7 @@ class Session:
             raise UsageError("a probe was added to a session that is recording", "add all probes before start()")
         for process in self._processes:
             self._restore(process)
-            plan_sites(process, [parsed], EventTable())
+            plan_sites(process, [parsed], EventTable(), traced=any(map(reads_memory, self.probes)))
         self.probes.append(parsed)
 
     def run(self, seconds: float | None = None) -> Totals:
@@ -291,7 +292,9 @@ class Session:
             for probe in launching.step(timeout_ms):
                 live = targets.live[0] if targets.live else targets.open(launching.process)
                 try:
-                    plan = plan_sites(launching.process, [probe], self.events, live.instrumented.windows)
+                    instrumented = live.instrumented
+                    windows, traced = instrumented.windows, instrumented.has_loads
+                    plan = plan_sites(launching.process, [probe], self.events, windows, traced)
                 except NotYetError:
                     continue
                 self._put_in(targets, live, plan)

@@ -6,7 +6,9 @@ number of words and the fault mask) and its words; a *mark* counts records in it
 
 from __future__ import annotations
 
-from ..model import Register, RingLayout, StubForm, StubRequest, ThreadIdSource
+from collections.abc import Sequence
+
+from ..model import Argument, Register, RingLayout, StubForm, StubRequest, ThreadIdSource
 from .layout import Layout
 from .operands import FRAMES, MASK64, ValueCode, extend, known
 
@@ -76,18 +78,18 @@ def ring_behind(layout: Layout, ring: RingLayout, faults: list[int]) -> None:
         layout.add("ring_fault", bit=1 << i, store=f"word {i + 1}")
 
 
-def needs_frame(request: StubRequest) -> bool:
-    """Whether a pt stub computes a word, so that it needs scratch registers."""
-    return any(
-        known(argument.fetch, request.site_addr) is None
+def needs_stack(form: StubForm, arguments: Sequence[Argument], site_addr: int) -> bool:
+    """Whether a stub has a frame: every ring stub, and pt stubs that compute a word, which takes scratch registers."""
+    return form is StubForm.RING or any(
+        known(argument.fetch, site_addr) is None
         and not (isinstance(argument.fetch, Register) and argument.type.bits == 64)
-        for argument in request.arguments
+        for argument in arguments
     )
 
 
 def emit_pt(layout: Layout, request: StubRequest, values: ValueCode) -> None:
     slots = FRAMES[StubForm.PT].slots
-    framed = needs_frame(request)
+    framed = needs_stack(StubForm.PT, request.arguments, request.site_addr)
     if framed:
         layout.add("pt_enter")
     _pace(layout, request)

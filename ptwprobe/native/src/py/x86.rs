@@ -34,6 +34,11 @@ fn relative_operands(code: &[u8], addr: u64) -> PyResult<Vec<u64>> {
     Ok(x86::relative_operands(code, addr)?)
 }
 
+#[pyfunction]
+fn first_that_may_fault(code: &[u8], addr: u64, trusted: Vec<String>) -> PyResult<Option<u64>> {
+    Ok(x86::first_that_may_fault(code, addr, &trusted)?)
+}
+
 type Map = Vec<(usize, usize)>;
 
 #[pyfunction]
@@ -85,6 +90,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(disassemble, module)?)?;
     module.add_function(wrap_pyfunction!(decode, module)?)?;
     module.add_function(wrap_pyfunction!(relative_operands, module)?)?;
+    module.add_function(wrap_pyfunction!(first_that_may_fault, module)?)?;
     module.add_function(wrap_pyfunction!(relocate, module)?)?;
     module.add_class::<PyCodeMap>()
 }

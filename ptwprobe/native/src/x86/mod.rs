@@ -1,10 +1,12 @@
 //! Decoding x86-64 code: what kind of instruction stands where, as text, and the same code at another address
 //! (`relocate`).
 
+mod faulting;
 mod relocate;
 
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Formatter, GasFormatter, Instruction, Mnemonic, Register};
 
+pub use faulting::first_that_may_fault;
 pub use relocate::{relocate, Relocated};
 
 /// Why code was not decoded or moved. `kind` is the stable word that Python sees, `offset` counts from the first byte
