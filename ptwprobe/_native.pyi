@@ -431,6 +431,9 @@ class Tracer:
         was unmapped. The patches are to be out before.
         """
 
+    def close_files(self, pid: int) -> int:
+        """Close the descriptors of ``pid`` that lead to memfds of ours, unless it records others; how many."""
+
     def watch(self, pid: int, loads: Sequence[tuple[int, int, int]]) -> None:
         """Attach, and hide faults of the instructions at [start, end): the thread goes on at the fix-up address."""
 

@@ -100,6 +100,12 @@ def code_name(mapping: Mapping, delta: int) -> str:
     return os.fsdecode(name[:_MEMFD_NAME_BYTES])
 
 
+def file_of_code(mapping: Mapping) -> tuple[int, int] | None:
+    """(device, inode) of the file that a copy of code stands for, by its name; None for what is no such copy."""
+    found = _CODE_NAME.fullmatch(mapping.path)
+    return (os.makedev(int(found[1], 16), int(found[2], 16)), int(found[3])) if found else None
+
+
 def _see_through(mappings: list[Mapping]) -> tuple[Mapping, ...]:
     """Show switched code as what it stands for, if the pages that its name tells of are there."""
     switched = [(i, m, found) for i, m in enumerate(mappings) if (found := _CODE_NAME.fullmatch(m.path))]

@@ -50,9 +50,9 @@ def our_mappings(pid: int) -> list[str]:
 
 
 def layout(pid: int) -> list[str]:
-    """All mappings of a process but those that come and go by themselves (heap, thread stacks)."""
+    """All mappings of a process but those that grow by themselves."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return [" ".join(line.split()) for line in lines if "/" in line]
+    return [" ".join(line.split()) for line in lines if not line.endswith(("[heap]", "[stack]"))]
 
 
 def wait_until_gone(pid: int, seconds: float = 10.0) -> None:
@@ -61,3 +61,8 @@ def wait_until_gone(pid: int, seconds: float = 10.0) -> None:
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def open_files(pid: int) -> list[str]:
+    """What the descriptors of a process lead to."""
+    return sorted(str(item.readlink()) for item in Path(f"/proc/{pid}/fd").iterdir())

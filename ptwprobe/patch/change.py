@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from ptwprobe import _native
 from ptwprobe.errors import PtwprobeError, RefusalReason, RefusedError
@@ -24,6 +25,7 @@ from ptwprobe.patch.remote import PAGE, RemoteCallError, UnmappedError, error_of
 from ptwprobe.patch.switch import Exchange, Prepared
 from ptwprobe.process import Process
 
+Announce: TypeAlias = "Callable[[Sequence[Patch], Sequence[Exchange]], None]"
 INT3 = 0xCC
 ATTEMPTS = 4
 """How often a change is planned anew since somebody else changed the code meanwhile."""
@@ -32,7 +34,9 @@ ATTEMPTS = 4
 class Code:
     """What is patched in a process. Methods raise as those of ``install.Target``."""
 
-    def __init__(self, tracer: _native.Tracer, pid: int, mapped: Mapped) -> None:
+    def __init__(self, tracer: _native.Tracer, pid: int, mapped: Mapped, announce: Announce) -> None:
+        """``announce`` is called before each change, when all is ready for it: with the patches that come and the
+        exchanges of pages."""
         self.patches: list[Patch] = []
         self.ranges: list[CodeRange] = []
         """What is switched."""
@@ -41,6 +45,7 @@ class Code:
         self._tracer = tracer
         self._pid = pid
         self._mapped = mapped
+        self._announce = announce
         self._why_in_place = ""
 
     def apply(self, patches: Sequence[Patch], thread_id_offset: int | None = None) -> int:
@@ -138,6 +143,7 @@ class Code:
                 raise refused(crossing.site, crossing.old, MAY_NOT_CROSS.reason, MAY_NOT_CROSS.detail)
             try:
                 with Prepared(self._mapped, exchanges):
+                    self._announce(added, exchanges)
                     stood = self._tracer.apply(
                         self._pid,
                         _sites(added, removed),

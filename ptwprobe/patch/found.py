@@ -21,12 +21,16 @@ from ptwprobe.model import ObjectFile, Patch, Site, Stub, Tactic, Window
 from ptwprobe.patch import journal
 from ptwprobe.patch.journal import Area, AreaKind, Entry
 from ptwprobe.patch.mapped import RECORDER_OFFSET, RING_NAME, STUB_NAME, ring_name
+from ptwprobe.patch.pages import CodePages
 from ptwprobe.patch.plan import JUMP
 from ptwprobe.patch.remote import PAGE
-from ptwprobe.process import Mapping, Process
+from ptwprobe.patch.switch import PLACE_NAME
+from ptwprobe.process import Mapping, Process, file_of_code
 from ptwprobe.stub.match import match_stub
 
 MEMFD = "/memfd:"
+OUR_NAMES = (MEMFD + "ptwprobe-", MEMFD + STUB_NAME)
+"""How the names of all of ours begin."""
 _RING_NAME = re.compile(re.escape(MEMFD + RING_NAME) + r":([0-9]+):([0-9]+)")
 _NOT_FILLING = re.compile(rb"[^\xcc]")
 _MOST_STUB_BYTES = 16 << 20
@@ -78,8 +82,8 @@ class Found:
     """A process with something of ours in it.
 
     ``recorder``: pid of who records it (for an inherited one: its parent), 0 if nobody does or it is not known.
-    ``origin``: (pid as it sees itself, start time) of the process for which the ring was made. ``unknown``: what is not
-    understood, a sentence each.
+    ``origin``: (pid as it sees itself, start time) of the process for which the ring was made. ``files``: its
+    descriptors that a call of ours did not close any more. ``unknown``: what is not understood, a sentence each.
     """
 
     process: Process
@@ -88,6 +92,7 @@ class Found:
     origin: tuple[int, int] | None
     areas: tuple[Area, ...]
     sites: tuple[FoundSite, ...]
+    files: tuple[int, ...]
     unknown: tuple[str, ...]
     entry: Entry | None
 
@@ -107,14 +112,20 @@ def look(process: Process, *, claimed: bool = False) -> Found | None:
     Raises TargetGoneError, PermissionDeniedError.
     """
     maps = process.maps()
-    if not _any(process, maps):
+    files = open_files(process, maps)
+    if not _any(process, maps) and not files:
         return None
     entry = journal.find(process)
     stubs, unknown = _stubs(process, _named_areas(maps, STUB_NAME, AreaKind.STUBS))
     rings = _rings(process, maps, stubs)
     areas = _named_areas(maps, STUB_NAME, AreaKind.STUBS) + [area for area, _ in rings]
     sites = _sites(process, maps, stubs, entry)
-    areas += _gates(process, stubs, entry)
+    areas += _gates(process, areas, stubs, entry) + _code(process, maps, entry)
+    unknown += [
+        f"{m.start:#x}-{m.end:#x} is a copy of code, and where the code itself went is not known; left alone"
+        for m in maps
+        if file_of_code(m) and not _is_stray(m, maps)
+    ]
     origin = next((origin for _, origin in rings), None)
     recorder, recorded = _recorder(process, areas, origin, claimed)
     if recorded:
@@ -125,21 +136,23 @@ def look(process: Process, *, claimed: bool = False) -> Found | None:
         state = State.KEPT
     else:
         state = State.LEFT_OVER
-    return Found(process, state, recorder, origin, tuple(areas), tuple(sites), tuple(unknown), entry)
+    return Found(process, state, recorder, origin, tuple(areas), tuple(sites), tuple(files), tuple(unknown), entry)
 
 
 def has_ours(process: Process) -> bool:
     """Whether there is anything at all; quick."""
-    return _any(process, process.maps())
+    maps = process.maps()
+    return _any(process, maps) or bool(open_files(process, maps))
 
 
 def processes() -> Iterator[Process]:
     """All processes that we may look into and that have something of ours."""
+    told = {entry.journal.identity.pid for entry in journal.entries() if entry.journal is not None}
     for item in Path("/proc").iterdir():
         if item.name.isdecimal():
             with contextlib.suppress(PtwprobeError, OSError):
                 maps = (item / "maps").read_bytes()
-                if any((MEMFD + name).encode() in maps for name in (RING_NAME, STUB_NAME)):
+                if int(item.name) in told or any(name.encode() in maps for name in OUR_NAMES):
                     process = Process(int(item.name))
                     if has_ours(process):
                         yield process
@@ -181,8 +194,22 @@ def _descends(pid: int, ancestor: int) -> bool:
 
 
 def _any(process: Process, maps: Sequence[Mapping]) -> bool:
-    names = (MEMFD + STUB_NAME, MEMFD + ring_name(identity_in_ring(process)))
-    return any(m.path in names for m in maps)
+    names = (MEMFD + STUB_NAME, MEMFD + PLACE_NAME, MEMFD + ring_name(identity_in_ring(process)))
+    return any(m.path in names or file_of_code(m) is not None or m.is_aside for m in maps)
+
+
+def open_files(process: Process, maps: Sequence[Mapping]) -> list[int]:
+    """Descriptors that calls of ours have left open; those of a process that records others are its own."""
+    own = MEMFD + ring_name(identity_in_ring(process))
+    if any(m.path.startswith(MEMFD + RING_NAME) and m.path != own for m in maps):
+        return []
+    found = []
+    with contextlib.suppress(OSError):
+        for item in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if str(item.readlink()).startswith(OUR_NAMES):
+                    found.append(int(item.name))
+    return sorted(found)
 
 
 def _named_areas(maps: Sequence[Mapping], name: str, kind: AreaKind) -> list[Area]:
@@ -217,17 +244,51 @@ def _rings(process: Process, maps: Sequence[Mapping], stubs: Sequence[Stub]) -> 
     return found
 
 
-def _gates(process: Process, stubs: Sequence[Stub], entry: Entry | None) -> list[Area]:
-    """The gates' pages: they have no name, but stubs tell of them, and the journal does.
+def _gates(process: Process, areas: Sequence[Area], stubs: Sequence[Stub], entry: Entry | None) -> list[Area]:
+    """The gates' pages: they have no name, but each is behind its ring, and stubs and the journal tell of it.
 
     Only what is such a page now: it may have gone and the program have got other memory there.
     """
     told = {s.request.ring.gate_addr for s in stubs if s.request.ring is not None}
+    told |= {area.end for area in areas if area.kind is AreaKind.RING}
     if entry is not None and entry.journal is not None:
         told |= {a.start for a in entry.journal.areas if a.kind is AreaKind.GATE}
     wiped = process.wiped_on_fork() if told else []
     found = {t for t in told if not t % PAGE and any(start <= t < end for start, end in wiped)}
     return [Area(AreaKind.GATE, gate, PAGE) for gate in sorted(found)]
+
+
+def _code(process: Process, maps: Sequence[Mapping], entry: Entry | None) -> list[Area]:
+    """Switched pages and where the file's are; what is left where pages were moved to when a change broke off."""
+    found = []
+    for r in CodePages(process).switched():
+        found += [Area(AreaKind.CODE, r.start, r.length), Area(AreaKind.ASIDE, r.aside, r.length)]
+    found += _named_areas(maps, PLACE_NAME, AreaKind.PLACE)
+    found += [Area(AreaKind.PLACE, m.start, m.end - m.start) for m in maps if _is_stray(m, maps)]
+    if entry is not None and entry.journal is not None:
+        places = {(a.start, a.end) for a in entry.journal.areas if a.kind is AreaKind.PLACE}
+        came = [m for m in maps if (m.start, m.end) in places and _is_second(m, maps)]
+        found += [Area(AreaKind.PLACE, m.start, m.end - m.start) for m in came]
+    return found
+
+
+def _is_stray(mapping: Mapping, maps: Sequence[Mapping]) -> bool:
+    """Whether it is a copy of ours that was moved away from where it stood for code: the file's code is there again
+    (or another copy), and nothing of the file is next to it."""
+    file = file_of_code(mapping)
+    of_file = [m for m in maps if m.executable and m.is_file and (m.device, m.inode) == file]
+    at_home = any(m.offset <= mapping.offset < m.offset + m.end - m.start for m in of_file)
+    return at_home and not any(m.end == mapping.start or m.start == mapping.end for m in of_file)
+
+
+def _is_second(mapping: Mapping, maps: Sequence[Mapping]) -> bool:
+    """Whether its pages of a file are mapped as code at another place, too."""
+    pages = (mapping.device, mapping.inode, mapping.offset)
+    at = mapping.start - mapping.offset
+    others = (m for m in maps if m.executable and m.is_file and m.start - m.offset != at)
+    return mapping.is_file and any(
+        pages[:2] == (m.device, m.inode) and m.offset <= pages[2] < m.offset + m.end - m.start for m in others
+    )
 
 
 def _origins(process: Process) -> set[tuple[int, int]]:

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterable, Sequence
 
 from ptwprobe import _native
-from ptwprobe.errors import TargetError, TargetGoneError
+from ptwprobe.errors import PermissionDeniedError, TargetError, TargetGoneError
 from ptwprobe.model import Patch, RingLayout, ThreadIdSource
 from ptwprobe.patch import threadid, timestamp
 from ptwprobe.patch.change import Code
-from ptwprobe.patch.journal import Area, Claim, JournalSite
+from ptwprobe.patch.journal import Area, AreaKind, Claim, JournalSite
 from ptwprobe.patch.mapped import Mapped
 from ptwprobe.patch.remote import native_errors
+from ptwprobe.patch.switch import Exchange
 from ptwprobe.process import Process
 
 LEAVE_SECONDS = 1.0
@@ -41,7 +42,7 @@ class Target:
         self.pid = pid
         self._claim = claim
         self.mapped = Mapped(tracer, pid)
-        self.code = Code(tracer, pid, self.mapped)
+        self.code = Code(tracer, pid, self.mapped, self._announce)
         self.notes: list[str] = []
         """What a user should know after ``leave``: mappings and patches that had to stay, probes that ended before."""
         self._load_gate_held = False
@@ -82,6 +83,7 @@ class Target:
         Raises RefusedError (seccomp, tsc-disabled), before anything is mapped, for a target that may not read the time
         stamp counter.
         """
+        self._write_journal()
         with native_errors(self.pid):
             tid, fs_base, may_read_tsc = self.tracer.ask(self.pid)
         timestamp.require(self.pid, may_read_tsc)
@@ -127,7 +129,6 @@ class Target:
 
     def apply(self, patches: Sequence[Patch]) -> int:
         """As ``Code.apply``; first the journal says what will be there. Raises ThreadIdsError, too."""
-        self._write_journal(patches)
         source, offset = self._thread_id
         return self.code.apply(patches, offset if source is ThreadIdSource.TLS_FIELD else None)
 
@@ -135,14 +136,26 @@ class Target:
         """As ``Code.undo``."""
         return self.code.undo(patches)
 
-    def _write_journal(self, coming: Sequence[Patch] = ()) -> None:
-        """What is there, and ``coming``: with it the process can be restored wherever we die from here on.
+    def _announce(self, added: Sequence[Patch], exchanges: Sequence[Exchange]) -> None:
+        """Put a change into the journal before it is made: wherever we die from here on, it can be undone."""
+        try:
+            self._write_journal(added, exchanges)
+        except PermissionDeniedError:
+            # To take probes out is right on a full disk, too: what the journal says already is enough for that.
+            if added:
+                raise
 
-        A site that the journal names and that is not patched (yet, or any more) does no harm.
-        """
-        if self._claim is not None:
-            sites = [JournalSite.of(patch) for patch in (*self.code.patches, *coming)]
-            self._claim.write(self.mapped.areas, sites)
+    def _write_journal(self, added: Sequence[Patch] = (), exchanges: Sequence[Exchange] = ()) -> None:
+        """What is there, and what is about to be. A site or place of it that is not (yet, or any more) does no harm."""
+        if self._claim is None:
+            return
+        areas = list(self.mapped.areas)
+        for start, length, aside in [
+            *((r.start, r.length, r.aside) for r in self.code.ranges),
+            *((e.start, e.length, e.aside) for e in exchanges if e.what == "replace"),
+        ]:
+            areas += [Area(AreaKind.CODE, start, length), Area(AreaKind.PLACE, aside, length)]
+        self._claim.write(areas, [JournalSite.of(patch) for patch in (*self.code.patches, *added)])
 
     def adopt(self, patches: Sequence[Patch], areas: Sequence[Area]) -> None:
         """Take over what another ptwprobe has left here; ``leave`` takes it out."""

@@ -45,6 +45,8 @@ class AreaKind(Enum):
     """Pages of a file, with patches in them, in place of the file's own."""
     ASIDE = "aside"
     """The file's own pages meanwhile."""
+    PLACE = "place"
+    """Where pages of code may go while they are exchanged."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from ptwprobe.patch.remote import (
     MAP_ANONYMOUS,
     MAP_FIXED,
     MAP_FIXED_NOREPLACE,
-    MAP_NORESERVE,
     MAP_PRIVATE,
     MAP_SHARED,
     MFD_ALLOW_SEALING,
@@ -120,10 +119,12 @@ class Mapped:
         process = Process(self.pid)
         self.ring_of = process.namespace_tid(self.pid), process.start_time
         read_write, in_place = PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED
-        base, gate, memfd = result(FIRST), result(FIRST + 1), result(MEMFD)
+        base, gate, memfd = result(FIRST), result(FIRST, span), result(MEMFD)
+        # The gate's page has no name. It is next to the ring, which has one from the first moment, so that it is known
+        # whenever we die.
         calls = [
-            ("mmap of the ring", _mmap(0, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)),
-            ("mmap of the gate", _mmap(0, PAGE, read_write, MAP_PRIVATE | MAP_ANONYMOUS)),
+            ("mmap of the ring", _mmap(0, span + PAGE, PROT_NONE, MAP_PRIVATE, memfd)),
+            ("mmap of the gate", _mmap(gate, PAGE, read_write, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED)),
             ("madvise of the gate", (SYS_MADVISE, [gate, PAGE, MADV_WIPEONFORK])),
             ("mmap of the ring", _mmap(base, control_len, read_write, in_place, memfd)),
         ]
@@ -133,7 +134,7 @@ class Mapped:
                 part = _mmap(at, size, read_write, in_place, memfd, control_len + i * size)
                 calls.append(("mmap of the ring", part))
         calls.append(("madvise of the ring", (SYS_MADVISE, [base, span, MADV_DONTDUMP])))
-        fd, made = self._map(ring_name(self.ring_of), calls, {FIRST: span, FIRST + 1: PAGE})
+        fd, made = self._map(ring_name(self.ring_of), calls, {FIRST: span + PAGE})
         try:
             ring = _native.RingMemory(fd, rings, ring_bits)
         except _native.NativeError as error:
@@ -142,9 +143,9 @@ class Mapped:
         finally:
             os.close(fd)
         self.ring, self._ring_shape = ring, (rings, ring_bits, control_len)
-        self._control_addr, self._gate_addr = made[0][0], made[1][0]
-        self._data_addr = self._control_addr + control_len
-        self._keep(made)
+        self._control_addr = made[0][0]
+        self._data_addr, self._gate_addr = self._control_addr + control_len, self._control_addr + span
+        self._keep([(self._control_addr, span), (self._gate_addr, PAGE)])
         with native_errors(self.pid):
             self.tracer.hold_gate(ring.recorder_ptr)
         return ring
@@ -216,6 +217,8 @@ class Mapped:
     def adopt(self, areas: Sequence[Area]) -> None:
         """Take over what another ptwprobe has mapped here, to unmap it."""
         for area in areas:
+            if area.kind in (AreaKind.CODE, AreaKind.ASIDE):
+                continue  # what is switched comes out with the patches
             self.mappings.append((area.start, area.length))
             if area.kind is AreaKind.STUBS:
                 self._spaces.append(_StubSpace(area.start, area.length, _NO_FD, 0))

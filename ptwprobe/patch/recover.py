@@ -19,6 +19,7 @@ from ptwprobe.patch import found, journal, runfolder
 from ptwprobe.patch.found import Found, SiteState, State, forked_from, has_ours
 from ptwprobe.patch.install import Target
 from ptwprobe.patch.journal import Claim, Identity
+from ptwprobe.patch.remote import native_errors
 from ptwprobe.patch.runfolder import Lock
 from ptwprobe.process import Process, process_of_thread
 
@@ -103,6 +104,8 @@ def _take_out_once(tracer: _native.Tracer, process: Process, claim: Claim) -> li
             # Where something is not understood, a jump that we do not see may lead into the stubs.
             target.adopt(now.patched, now.areas if understood else ())
             target.leave()
+            with native_errors(process.pid):
+                tracer.close_files(process.pid)
             return list(target.notes)
         finally:
             with contextlib.suppress(PtwprobeError):

@@ -20,8 +20,6 @@ from ptwprobe.errors import TargetError
 from ptwprobe.patch.mapped import Mapped
 from ptwprobe.patch.remote import (
     F_ADD_SEALS,
-    MAP_ANONYMOUS,
-    MAP_NORESERVE,
     MAP_PRIVATE,
     MFD_ALLOW_SEALING,
     MFD_CLOEXEC,
@@ -38,6 +36,9 @@ from ptwprobe.patch.remote import (
     scratch,
 )
 from ptwprobe.process import Mapping, code_name
+
+PLACE_NAME = "ptwprobe-place"
+"""Of the memfd that is mapped where pages of code are about to go."""
 
 
 @dataclass
@@ -114,20 +115,23 @@ class Prepared:
         sizes = [end - start for start, end in spans] + [e.length for e in kept]
         if not sizes:
             return
-        flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
-        calls: list[tuple[str, Call]] = [
-            ("mmap of a place for code", (SYS_MMAP, [0, size, PROT_NONE, flags, -1, 0])) for size in sizes
+        # Of a file with a name, which tells whose it is should we die; nothing is ever read from it.
+        calls: list[tuple[str, Call]] = [("memfd_create", (SYS_MEMFD_CREATE, [scratch(), MFD_CLOEXEC]))]
+        calls += [
+            ("mmap of a place for code", (SYS_MMAP, [0, size, PROT_NONE, MAP_PRIVATE, result(0), 0])) for size in sizes
         ]
-        for i, ((first, _), group) in enumerate(zip(spans, groups.values(), strict=True)):
+        for i, ((first, _), group) in enumerate(zip(spans, groups.values(), strict=True), 1):
             group.sort(key=lambda e: e.start)
             for before, after in pairwise(group):
                 if before.end < after.start:
                     gap = result(i, before.end - first)
                     calls.append(("munmap of a gap", (SYS_MUNMAP, [gap, after.start - before.end])))
+        calls.append(("close", (SYS_CLOSE, [result(0)])))
         try:
-            places = self._call(calls)
+            places = self._call(calls, PLACE_NAME.encode() + b"\0")[1:]
         except RemoteCallError as error:
-            self._places = list(zip(error.results, sizes, strict=False))
+            self._remote_fds = error.results[:1]
+            self._places = list(zip(error.results[1:], sizes, strict=False))
             raise
         for place, (first, _), group in zip(places, spans, groups.values(), strict=False):
             for e in group:

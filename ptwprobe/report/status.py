@@ -36,6 +36,7 @@ def _process_as_json(one: Found) -> dict[str, Any]:
             for site in one.sites
         ],
         "mappings": [{"kind": area.kind.value, "start": hex(area.start), "end": hex(area.end)} for area in one.areas],
+        "files": list(one.files),
         "unknown": list(one.unknown),
     }
 
@@ -51,6 +52,8 @@ def _lines(one: Found) -> Iterator[str]:
         yield f"{'':>9}{site.state.value:<10}  {site.path} at {site.addr:#x}{_detail(site.state, describe(site))}"
     for area in one.areas:
         yield f"{'':>9}{area.kind.value:<10}  {area.start:#x}-{area.end:#x}"
+    for fd in one.files:
+        yield f"{'':>9}{'file':<10}  descriptor {fd}"
     for text in one.unknown:
         yield f"{'':>9}{'unknown':<10}  {text}"
     if one.journal_problem:

@@ -78,7 +78,7 @@ def test_after_a_death_of_both_the_target_runs_on_and_is_restored(
     assert found is not None
     assert (found["state"], found["recorder"], found["comm"]) == ("left-over", None, "forks_on")
     assert [site["state"] for site in found["sites"]] == ["patched"]
-    assert {m["kind"] for m in found["mappings"]} == {"ring", "gate", "stubs"}
+    assert {m["kind"] for m in found["mappings"]} == {"ring", "gate", "stubs", "code", "aside"}
     assert Path(found["journal"]).exists()
     printed = json.loads(cli.run("status", "--json").good().stdout)["processes"]
     assert found in printed
@@ -86,7 +86,7 @@ def test_after_a_death_of_both_the_target_runs_on_and_is_restored(
     assert text.splitlines()[0].split()[:3] == [str(worker.pid), "left-over", "forks_on"]
     assert len(text.splitlines()) == 1 + len(found["sites"]) + len(found["mappings"])
     done = cli.run("detach", "-p", str(worker.pid)).good()
-    assert done.stdout == f"process {worker.pid} (forks_on): 1 site restored, 3 mappings taken out\n".encode()
+    assert done.stdout == f"process {worker.pid} (forks_on): 1 site restored, 5 mappings taken out\n".encode()
     assert status_of(worker.pid) is None
     assert layout(worker.pid) == before
     assert not files_of(worker.pid)
@@ -164,7 +164,7 @@ def test_a_site_that_somebody_changed_is_left_alone_and_the_others_are_restored(
     assert sorted(site["state"] for site in found["sites"]) == ["changed", "patched"]
     done = cli.run("detach", "-p", str(worker.pid))
     assert done.exit_code == 4
-    assert "1 site restored, 0 mappings taken out" in done.stdout.decode()
+    assert "1 site restored, 2 mappings taken out" in done.stdout.decode()
     assert f"{changed:#x}: has 0f 0b 90 90 90" in done.stdout.decode()
     assert read(worker.pid, changed, 5) == b"\x0f\x0b\x90\x90\x90"
     assert our_mappings(worker.pid), "the other's undo may bring back our jump"
@@ -185,7 +185,7 @@ def test_a_stub_that_does_not_match_is_left_alone(progs: Programs, worker: Targe
     done = cli.run("detach", "-p", str(worker.pid))
     assert done.exit_code == 4
     assert "no stub of this version" in done.stdout.decode()
-    assert "1 site restored, 0 mappings taken out" in done.stdout.decode()
+    assert "1 site restored, 4 mappings taken out" in done.stdout.decode()
     assert flip(worker.pid, byte) == was ^ 1
     cli.run("detach", "-p", str(worker.pid)).good()
     check_whole(worker, progs("forks_on"))

@@ -72,7 +72,7 @@ def test_a_target_in_other_namespaces(progs: Programs, start: Start, tmp_path: P
         check=False,
     )
     assert inside.returncode == 0, inside.stderr
-    assert "1 site restored, 3 mappings taken out" in inside.stdout
+    assert "1 site restored, 5 mappings taken out" in inside.stdout
     assert status_of(pid) is None
     assert outer.finish().endswith("wrong=0 bad=0\n")
 
@@ -110,7 +110,7 @@ def test_another_user(progs: Programs, start: Start, tmp_path: Path) -> None:
         assert found is not None
         assert found["state"] == "left-over"
         done = cli.run("detach", "-p", str(target.pid), wrap=NOBODY).good()
-        assert "1 site restored, 3 mappings taken out" in done.stdout.decode()
+        assert "1 site restored, 5 mappings taken out" in done.stdout.decode()
         assert target.finish().endswith("wrong=0 bad=0\n")
         assert not [f for f in own.iterdir() if f.name.startswith(f"{target.pid}-")]
     finally:

@@ -162,6 +162,10 @@ impl Tracer {
         self.run(py, move |owner| Ok(owner.take_ended(pid)))
     }
 
+    fn close_files(&self, py: Python<'_>, pid: i32) -> PyResult<usize> {
+        self.run(py, move |owner| owner.close_files(pid))
+    }
+
     fn watch(&self, py: Python<'_>, pid: i32, loads: Vec<(u64, u64, u64)>) -> PyResult<()> {
         let loads = loads.into_iter().map(|(start, end, fixup)| Load { start, end, fixup }).collect();
         self.run(py, move |owner| owner.watch(pid, loads))

@@ -22,6 +22,21 @@ const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(20);
 /// How the names of our mappings begin in /proc/PID/maps.
 const OUR_NAMES: [&str; 2] = ["/memfd:ptwprobe-", "/memfd:[uprobes-ptwrite]"];
 
+const RING_NAME: &str = "/memfd:ptwprobe-ring";
+
+/// The descriptors of a process that lead to a memfd with a name of ours.
+fn files_of_ours(pid: i32) -> Vec<u64> {
+    let folder = std::fs::read_dir(format!("/proc/{pid}/fd"));
+    let is_ours = |entry: &std::fs::DirEntry| {
+        std::fs::read_link(entry.path()).is_ok_and(|link| {
+            let link = link.to_string_lossy();
+            OUR_NAMES.iter().any(|name| link.starts_with(name))
+        })
+    };
+    let ours = folder.into_iter().flatten().flatten().filter(is_ours);
+    ours.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
 /// What a target has of ours, as (address, length).
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Mapped {
@@ -113,6 +128,21 @@ impl Owner {
         Ok(inside)
     }
 
+    /// Close the files that a call of ours has opened in the target and that the call for closing them did not reach:
+    /// how many. Those of a process that records others are its own.
+    pub fn close_files(&mut self, pid: i32) -> Result<usize> {
+        if procfs::maps(pid)?.iter().any(|m| m.name.starts_with(RING_NAME)) || files_of_ours(pid).is_empty() {
+            return Ok(0);
+        }
+        self.attached(pid, |owner| {
+            // The program may close and open files itself: what is open is looked at while it stands.
+            owner.stop_all(pid)?;
+            let close = |fd: &u64| Call::new(libc::SYS_close, &[Arg::Value(*fd)]);
+            let calls: Vec<Call> = files_of_ours(pid).iter().map(close).collect();
+            owner.remote_stopped(pid, &calls, &mut []).map(|results| results.len())
+        })
+    }
+
     /// With everything at a stand and no patch in: who is in a stub, or will return into one.
     pub(super) fn look_inside(&mut self, pid: i32, ranges: &Ranges, scanner: &mut Scanner) -> Result<Vec<i32>> {
         let proc = self.proc(pid)?;
@@ -166,6 +196,8 @@ impl Owner {
                     _ => break,
                 }
             }
+            // As with all of this: a target that cannot be had is left as it is.
+            let _ = self.close_files(pid);
         }
     }
 
