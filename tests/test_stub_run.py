@@ -315,7 +315,7 @@ def test_no_load_while_the_load_gate_is_not_the_tracers(library: Path, value: in
     body()
 
 
-@pytest.mark.parametrize("bad", [8, 1 << 63], ids=["not mapped", "not canonical"])
+@pytest.mark.parametrize("bad", [8, 1 << 63, 1 << 46], ids=["first page", "not canonical", "not mapped"])
 def test_a_load_that_faults_goes_on_at_its_fix_up(library: Path, bad: int) -> None:
     @isolated
     def body() -> None:
@@ -329,7 +329,9 @@ def test_a_load_that_faults_goes_on_at_its_fix_up(library: Path, bad: int) -> No
         for form in forms():
             stub = host.install(POINTERS, ring.layout(), form=form)
             assert len(stub.loads) == 4
-            host.catch_faults(stub)
+            # A ring stub does not even try what leads nowhere.
+            if form is StubForm.PT or bad == 1 << 46:
+                host.catch_faults(stub)
             assert_same_gpr(host.run(stub, state), state)
         (record,) = ring.records()
         assert record.words == (state["rdi"], 0, 0, 0x55)

@@ -62,7 +62,19 @@ def results(output: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("mode", "segv", "blocked"),
-    [("default", "default", "0"), ("ignore", "ignored", "0"), ("block", "default", "1"), ("handler", "handler", "0")],
+    [
+        ("default", "default", "0"),
+        ("ignore", "ignored", "0"),
+        ("block", "default", "1"),
+        ("handler", "handler", "0"),
+        ("both", "handler", "1"),
+        ("lateignore", "ignored", "0"),
+        ("lateblock", "default", "1"),
+        ("latehandler", "handler", "0"),
+        ("lateboth", "handler", "1"),
+        ("undo", "default", "0"),
+        ("thread", "default", "0"),
+    ],
 )
 def test_a_fault_of_a_load_is_hidden_and_the_signal_stays_as_the_program_has_it(
     start: Start, progs: Programs, tracer: Tracer, mode: str, segv: str, blocked: str
@@ -71,7 +83,7 @@ def test_a_fault_of_a_load_is_hidden_and_the_signal_stays_as_the_program_has_it(
     page = GatePage(program.pid, fd)
     tracer.watch(program.pid, [load])
     page.open(tracer)
-    time.sleep(0.3)
+    time.sleep(0.3 + 0.6 * (mode.startswith("late") or mode in ("undo", "thread")))
     tracer.threads(program.pid)
     tracer.release_gate(page.addr + GATE)
     assert page.word(GATE) == 0
@@ -80,7 +92,7 @@ def test_a_fault_of_a_load_is_hidden_and_the_signal_stays_as_the_program_has_it(
     program.go()
     got = results(program.finish())
     assert program.exit_code == 0
-    assert int(got["loads"]) > 100 and int(got["closed"]) > 100
+    assert int(got["loads"]) > 50 and int(got["closed"]) > 10
     assert (got["segv"], got["blocked"], got["trap"], got["handled"]) == (segv, blocked, "ignored", "own")
 
 

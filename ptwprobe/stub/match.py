@@ -115,6 +115,7 @@ class _Words:
                     self.loads += loads
                     return
             pointer = self._far_pointer(value)
+            self._skip_pointer_check()
             gate = self._reader.maybe(f"{self._form.value}_load_gate")
             if gate is not None:
                 self.gate = gate
@@ -125,6 +126,11 @@ class _Words:
                 raise _Mismatch
             else:
                 value, type = self._plain(value)
+
+    def _skip_pointer_check(self) -> None:
+        """It has the base and offset of the load that follows."""
+        if self._form is StubForm.RING:
+            any(self._reader.maybe("ring_pointer", base=base) is not None for base in REGISTERS)
 
     def _plain(self, value: Fetch | None) -> tuple[Fetch, ValueType]:
         """A value that no pointer leads to."""

@@ -18,6 +18,8 @@ MASK64 = (1 << 64) - 1
 
 JUMP_SIZE = 5
 """Bytes of a ``jmp rel32``."""
+LOWEST_POINTER = 0x10000
+"""Nothing is mapped below it (vm.mmap_min_addr), so that no load there is tried."""
 
 PARTS: dict[str, dict[int, str]] = {
     "rax": {64: "rax", 32: "eax", 16: "ax", 8: "al"},
@@ -146,6 +148,8 @@ class ValueCode:
             base, offset = "rax", 0
         load_label = f"load {len(self.loads)}"
         if self._form is StubForm.RING:
+            if base != "rsp" and offset - LOWEST_POINTER >= -(1 << 31):
+                self._layout.add("ring_pointer", {"base": base}, below=offset - LOWEST_POINTER, fault=fault_label)
             self._layout.add("ring_load_gate", fault=fault_label, **self._load_gate)
         else:
             # The last of the gate's instructions jumps to the fix-up: that is where a closed gate goes.
