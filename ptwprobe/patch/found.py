@@ -1,9 +1,8 @@
 """What a process has of ours, whoever put it there and however that ended; nothing is stopped or changed for it.
 
-Responsible for reading it out of the process itself: mappings have telling names, a stub tells its site, and the bytes
-at the site tell whether it is patched. A journal adds what no name tells (the gate's page, pages that were put aside).
-So a fork child, or a process whose journal was lost, is known as well. Nothing found here is taken on trust: a stub is
-one only if it assembles to the very bytes that are there.
+Responsible for reading it out of the process itself: mappings have telling names, stubs tell of their sites
+(``patch.sites``). A journal adds what no name tells (the gate's page, pages that were put aside). So a fork child, or a
+process whose journal was lost, is known as well.
 """
 
 from __future__ import annotations
@@ -17,24 +16,20 @@ from pathlib import Path
 
 from ptwprobe import _native
 from ptwprobe.errors import PtwprobeError, TargetGoneError
-from ptwprobe.model import ObjectFile, Patch, Site, Stub, Tactic, Window
+from ptwprobe.model import Patch, Stub
 from ptwprobe.patch import journal
 from ptwprobe.patch.journal import Area, AreaKind, Entry
 from ptwprobe.patch.mapped import RECORDER_OFFSET, RING_NAME, STUB_NAME, ring_name
 from ptwprobe.patch.pages import CodePages
-from ptwprobe.patch.plan import JUMP
 from ptwprobe.patch.remote import PAGE
+from ptwprobe.patch.sites import FoundSite, SiteState, read_stubs, sites_of
 from ptwprobe.patch.switch import PLACE_NAME
 from ptwprobe.process import Mapping, Process, file_of_code
-from ptwprobe.stub.match import match_stub
 
 MEMFD = "/memfd:"
 OUR_NAMES = (MEMFD + "ptwprobe-", MEMFD + STUB_NAME)
 """How the names of all of ours begin."""
 _RING_NAME = re.compile(re.escape(MEMFD + RING_NAME) + r":([0-9]+):([0-9]+)")
-_NOT_FILLING = re.compile(rb"[^\xcc]")
-_MOST_STUB_BYTES = 16 << 20
-"""Of one process; what lies behind is not looked at, and said to be unknown."""
 _FUTEX_OWNER_DIED = 0x4000_0000
 _FUTEX_TID_MASK = 0x3FFF_FFFF
 
@@ -52,31 +47,6 @@ class State(Enum):
     """The code is as it was; the stubs are still there, since a thread was in one."""
 
 
-class SiteState(Enum):
-    PATCHED = "patched"
-    ORIGINAL = "original"
-    """The code is as it was, though there is still a stub for it."""
-    CHANGED = "changed"
-    """Neither our jump nor the original bytes."""
-    NO_STUB = "no-stub"
-    """Our jump as the journal tells it, but what it leads to is no stub of this version."""
-
-
-@dataclass(frozen=True)
-class FoundSite:
-    """A place in the code for which there is a stub. ``patch`` undoes to what was there; None where that is not sure.
-
-    ``memory``: the bytes that are there now.
-    """
-
-    addr: int
-    stub_addr: int
-    path: str
-    state: SiteState
-    memory: bytes
-    patch: Patch | None = None
-
-
 @dataclass(frozen=True)
 class Found:
     """A process with something of ours in it.
@@ -87,6 +57,7 @@ class Found:
     """
 
     process: Process
+    comm: str
     state: State
     recorder: int
     origin: tuple[int, int] | None
@@ -116,10 +87,10 @@ def look(process: Process, *, claimed: bool = False) -> Found | None:
     if not _any(process, maps) and not files:
         return None
     entry = journal.find(process)
-    stubs, unknown = _stubs(process, _named_areas(maps, STUB_NAME, AreaKind.STUBS))
+    stubs, unknown = read_stubs(process, _named_areas(maps, STUB_NAME, AreaKind.STUBS))
     rings = _rings(process, maps, stubs)
     areas = _named_areas(maps, STUB_NAME, AreaKind.STUBS) + [area for area, _ in rings]
-    sites = _sites(process, maps, stubs, entry)
+    sites = sites_of(process, maps, stubs, entry)
     areas += _gates(process, areas, stubs, entry) + _code(process, maps, entry)
     unknown += [
         f"{m.start:#x}-{m.end:#x} is a copy of code, and where the code itself went is not known; left alone"
@@ -136,7 +107,18 @@ def look(process: Process, *, claimed: bool = False) -> Found | None:
         state = State.KEPT
     else:
         state = State.LEFT_OVER
-    return Found(process, state, recorder, origin, tuple(areas), tuple(sites), tuple(files), tuple(unknown), entry)
+    return Found(
+        process,
+        process.comm,
+        state,
+        recorder,
+        origin,
+        tuple(areas),
+        tuple(sites),
+        tuple(files),
+        tuple(unknown),
+        entry,
+    )
 
 
 def has_ours(process: Process) -> bool:
@@ -346,122 +328,6 @@ def _shares_memory_with(process: Process, origin: tuple[int, int]) -> bool:
                 if _is(Process(int(item.name)), origin):
                     return _native.share_memory(process.pid, int(item.name))
     return False
-
-
-# ---------------------------------------------------------------- stubs and sites
-
-
-def _stubs(process: Process, areas: Sequence[Area]) -> tuple[list[Stub], list[str]]:
-    """All stubs in ``areas``, and what of the areas is neither stub nor filling."""
-    stubs, unknown = [], []
-    left = _MOST_STUB_BYTES
-    for area in areas:
-        if area.length > left:
-            unknown.append(f"the {area.length:,} bytes of stubs at {area.start:#x} are more than can be looked through")
-            continue
-        left -= area.length
-        code = process.read(area.start, area.length)
-        at = 0
-        while more := _NOT_FILLING.search(code, at):
-            stub = match_stub(code[more.start() :], area.start + more.start())
-            if stub is None:
-                strange = area.start + more.start()
-                unknown.append(f"the bytes at {strange:#x}, among our stubs, are no stub of this version of ptwprobe")
-                break
-            stubs.append(stub)
-            at = stub.end - area.start
-    return stubs, unknown
-
-
-def _sites(process: Process, maps: Sequence[Mapping], stubs: Sequence[Stub], entry: Entry | None) -> list[FoundSite]:
-    by_addr: dict[int, FoundSite] = {}
-    for stub in stubs:
-        site = _site(process, maps, stub)
-        known = by_addr.get(site.addr)
-        # A site that was probed again has a stub of each time, and a jump to one of them at most.
-        if known is None or site.state is SiteState.PATCHED or known.state is SiteState.CHANGED:
-            by_addr[site.addr] = site
-    if entry is not None and entry.journal is not None:
-        for told in entry.journal.sites:
-            if told.addr not in by_addr and _read(process, told.addr, len(told.new)) == told.new:
-                by_addr[told.addr] = FoundSite(told.addr, told.stub, told.path, SiteState.NO_STUB, told.new)
-    return sorted(by_addr.values(), key=lambda s: s.addr)
-
-
-def _site(process: Process, maps: Sequence[Mapping], stub: Stub) -> FoundSite:
-    """What is at the site that ``stub`` was made for."""
-    patch = patch_of(stub, maps)
-    addr, path = patch.site.runtime_addr, patch.site.object.path
-    memory = _read(process, addr, JUMP)
-    if memory == jump(addr, stub.addr):
-        return FoundSite(addr, stub.addr, path, SiteState.PATCHED, memory, patch)
-    now = memory[: len(patch.old)]
-    if now == patch.old or not memory or now == _in_file(process, maps, addr, len(now)):
-        # Unmapped, or mapped over: the object that was patched is not there any more.
-        return FoundSite(addr, stub.addr, path, SiteState.ORIGINAL, memory, patch)
-    return FoundSite(addr, stub.addr, path, SiteState.CHANGED, memory, patch)
-
-
-def patch_of(stub: Stub, maps: Sequence[Mapping]) -> Patch:
-    """The patch that leads to ``stub``, as far as the stub tells; enough to undo it."""
-    request = stub.request
-    addr = request.site_addr
-    written = min(JUMP, len(request.displaced))
-    mapping = next((m for m in maps if m.start <= addr < m.end), None)
-    path, device, inode = (mapping.path, mapping.device, mapping.inode) if mapping else ("", 0, 0)
-    offset = addr - mapping.start + mapping.offset if mapping else 0
-    return Patch(
-        site=Site(
-            object=ObjectFile(path=path, open_path="", build_id="", device=device, inode=inode, bias=0),
-            function="",
-            symbol="",
-            function_vaddr=0,
-            function_size=0,
-            vaddr=0,
-            file_offset=offset,
-            runtime_addr=addr,
-            is_entry=False,
-        ),
-        event_id=request.event_id,
-        window=Window(
-            tactic=Tactic.WINDOW if written == JUMP else Tactic.PUN,
-            site_addr=addr,
-            displaced=request.displaced,
-            written=written,
-            target_min=stub.addr,
-            target_max=stub.addr,
-        ),
-        stub=stub,
-        old=request.displaced[:written],
-        new=jump(addr, stub.addr)[:written],
-    )
-
-
-def jump(from_addr: int, to_addr: int) -> bytes:
-    """The 5-byte jump; of addresses too far apart one that leads elsewhere, which is found nowhere."""
-    return b"\xe9" + (to_addr - from_addr - JUMP & 0xFFFF_FFFF).to_bytes(4, "little")
-
-
-def _read(process: Process, addr: int, size: int) -> bytes:
-    """Empty where nothing is mapped."""
-    try:
-        return process.read(addr, size)
-    except TargetGoneError:
-        raise
-    except PtwprobeError:
-        return b""
-
-
-def _in_file(process: Process, maps: Sequence[Mapping], addr: int, size: int) -> bytes | None:
-    mapping = next((m for m in maps if m.start <= addr < m.end), None)
-    if mapping is None or not mapping.is_file:
-        return None
-    try:
-        with process.open_mapped(mapping) as file:
-            file.seek(addr - mapping.start + mapping.offset)
-            return file.read(size)
-    except (PtwprobeError, OSError):
-        return None
 
 
 __all__ = ["Found", "FoundSite", "SiteState", "State", "family", "forked_from", "has_ours", "look", "processes"]

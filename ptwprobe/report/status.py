@@ -20,7 +20,7 @@ def as_json(processes: Sequence[Found]) -> dict[str, Any]:
 def _process_as_json(one: Found) -> dict[str, Any]:
     return {
         "pid": one.process.pid,
-        "comm": one.process.comm,
+        "comm": one.comm,
         "state": one.state.value,
         "recorder": one.recorder or None,
         "journal": str(one.entry.path) if one.entry else None,
@@ -47,7 +47,7 @@ def as_text(one: Found) -> Iterator[str]:
 
 
 def _lines(one: Found) -> Iterator[str]:
-    yield f"{one.process.pid:>7}  {one.state.value:<10}  {one.process.comm:<15}  {_explain(one)}"
+    yield f"{one.process.pid:>7}  {one.state.value:<10}  {one.comm:<15}  {_explain(one)}"
     for site in one.sites:
         yield f"{'':>9}{site.state.value:<10}  {site.path} at {site.addr:#x}{_detail(site.state, describe(site))}"
     for area in one.areas:
