@@ -126,7 +126,7 @@ def test_an_instruction_that_is_not_what_the_template_says_is_refused(monkeypatc
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "stubs").glob("*.s")), ids=lambda path: path.stem)
 def test_no_stub_touches_a_shadow_stack(path: Path) -> None:
-    """What calls, returns or moves the shadow stack pointer needs the shadow stack to agree (relocation refuses calls)."""
+    """What calls, returns or moves its pointer needs the shadow stack to agree; relocation refuses calls."""
     lines = [line.partition("#")[0].split() for line in path.read_text().splitlines()]
     mnemonics = {words[0] for words in lines if words}
     assert mnemonics and not {m for m in mnemonics if re.match(r"(call|ret|iret|push|pop|incssp|rstorssp|wrss)", m)}

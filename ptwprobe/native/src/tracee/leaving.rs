@@ -8,7 +8,7 @@ use super::owner::{open_memory, Owner, State};
 use super::pages::{Exchange, Switch};
 use super::plan::{Change, Site};
 use super::procfs;
-use super::remote::{wait_for_stop, Arg, Call, Lost};
+use super::remote::{wait_for_stop, Arg, Call};
 use super::scan::{Ranges, Scanner};
 use super::standing::Terms;
 use super::{sys, Error, Result};
@@ -251,7 +251,7 @@ impl Owner {
                 match wait_for_stop(tid) {
                     Ok((0, signal)) if signal == libc::SIGTRAP | 0x80 => skip_call(tid),
                     Ok((event, signal)) => self.dispatch(tid, event << 16 | signal << 8 | 0x7f),
-                    Err(Lost(status)) => self.on_exit(tid, status),
+                    Err(lost) => self.on_lost(pid, tid, &lost),
                 }
             }
         }

@@ -9,6 +9,7 @@
 
 use std::fs::File;
 use std::os::fd::IntoRawFd;
+use std::time::{Duration, Instant};
 
 use super::frame::Frame;
 use super::gadgets::Gadgets;
@@ -68,8 +69,12 @@ pub struct Asked {
     pub may_read_tsc: bool,
 }
 
-/// How a borrowed thread was lost: it ended with this wait status.
-pub(super) struct Lost(pub(super) i32);
+/// How a borrowed thread was lost: it ended with this wait status; none for a first thread that is reported only once
+/// all others have been.
+pub(super) struct Lost(pub(super) Option<i32>);
+
+/// How often a thread that does not report is looked at.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// A thread that executes calls for us.
 struct Borrowed {
@@ -148,12 +153,15 @@ impl Borrowed {
 
 /// (event, signal) of the next stop of a thread that is to stop.
 pub(super) fn wait_for_stop(tid: i32) -> std::result::Result<(i32, i32), Lost> {
+    let mut dead = false;
     loop {
         match sys::wait_for(tid) {
             Some((_, status)) if libc::WIFSTOPPED(status) => return Ok((status >> 16, libc::WSTOPSIG(status))),
-            Some((_, status)) => return Err(Lost(status)),
+            Some((_, status)) => return Err(Lost(Some(status))),
+            None if dead => return Err(Lost(None)),
             None => {
-                sys::sleep_until(None);
+                let reported = sys::sleep_until(Some(Instant::now() + LOOK_AGAIN));
+                dead = !reported && Status::read(tid).is_none_or(|s| s.is_dead());
             }
         }
     }
@@ -262,10 +270,18 @@ impl Owner {
                 self.given_back(pid, &borrowed, group);
                 done.map(|()| results)
             }
-            Err(Lost(status)) => {
-                self.on_exit(tid, status);
+            Err(lost) => {
+                self.on_lost(pid, tid, &lost);
                 Err(Error::gone(pid))
             }
+        }
+    }
+
+    pub(super) fn on_lost(&mut self, pid: i32, tid: i32, lost: &Lost) {
+        match (lost.0, self.procs.get_mut(&pid)) {
+            (Some(status), _) => self.on_exit(tid, status),
+            (None, Some(proc)) => proc.set_state(tid, State::Dead),
+            (None, None) => {}
         }
     }
 
