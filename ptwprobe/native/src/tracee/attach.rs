@@ -101,8 +101,13 @@ impl Owner {
         let Some(proc) = self.procs.remove(&pid) else {
             return Err(Error::gone(pid));
         };
-        for (tid, thread) in proc.threads {
-            self.let_go(tid, thread.state);
+        // Those that wait in calls come last, as in `go`.
+        for waits in [false, true] {
+            for (tid, thread) in &proc.threads {
+                if self.calls.contains_key(tid) == waits && self.tids.contains_key(tid) {
+                    self.let_go(*tid, thread.state);
+                }
+            }
         }
         self.serve_until_in_calls();
         match stopped {

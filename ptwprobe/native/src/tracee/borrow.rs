@@ -163,6 +163,10 @@ impl Owner {
         };
         thread.wanted = true;
         if thread.state == State::Running {
+            self.note_sleep(tid);
+        }
+        let thread = self.procs.get_mut(&pid).and_then(|p| p.threads.get_mut(&tid));
+        if let Some(thread) = thread.filter(|t| t.state == State::Running) {
             thread.interrupted = sys::interrupt(tid).is_ok();
         }
         Ok(true)

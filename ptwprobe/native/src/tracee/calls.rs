@@ -15,11 +15,11 @@ use super::procfs::Status;
 use super::sys;
 
 /// Not in every version of the libc crate (arch/x86/entry/syscalls/syscall_64.tbl).
-const SYS_IO_PGETEVENTS: i64 = 333;
+pub const SYS_IO_PGETEVENTS: i64 = 333;
 const USER_CODE_SEGMENT: u64 = 0x33;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// How long a detach waits for threads to be in their calls again.
-const ENTRY_LIMIT: Duration = Duration::from_millis(100);
+const ENTRY_LIMIT: Duration = Duration::from_secs(1);
 
 /// Calls that the kernel ends with EINTR, rather than restarting them, when a tracer stops the thread (signal(7), "Interruption
 /// of system calls and library functions by stop signals"; io_uring_enter and fallocate from their sources; select and its
@@ -71,6 +71,11 @@ pub struct Reentry {
     addr: u64,
     /// The thread runs towards the entry.
     under_way: bool,
+    /// It was asked to stop on its way, when it was let go.
+    disturbed: bool,
+    stopped: Instant,
+    /// None where nobody has asked yet, and for calls whose timeout is the kernel's business.
+    waited: Option<Duration>,
 }
 
 pub fn may_return_eintr(call: i64) -> bool {
@@ -114,17 +119,33 @@ fn restarted_call(tid: i32, rip: u64) -> u64 {
     }
 }
 
+/// A stop of any kind takes the place of the one that we have asked for, but leaves a signal marked as pending, which would
+/// end a call at once: so it is asked for again.
+pub fn interrupt_again(tid: i32) {
+    // Only a dying thread refuses.
+    let _ = sys::interrupt(tid);
+}
+
 impl Owner {
     /// At a stop that ended a call: have it begin again, and `regs` as they are then. Where the kernel does that, or is about
     /// to, nothing changes.
     pub(super) fn rewind_call(&mut self, tid: i32, regs: &mut sys::Regs) {
         if let Some(call) = self.calls.get_mut(&tid).filter(|call| call.addr == regs.rip) {
             call.under_way = false;
+            call.disturbed = false;
             return;
         }
         self.calls.remove(&tid);
         let before = before_call(regs);
-        let call = Reentry { number: regs.orig_rax, result: regs.rax, addr: before.rip, under_way: false };
+        let call = Reentry {
+            number: regs.orig_rax,
+            result: regs.rax,
+            addr: before.rip,
+            under_way: false,
+            disturbed: false,
+            stopped: Instant::now(),
+            waited: None,
+        };
         if is_restarted(regs) {
             self.calls.insert(tid, call);
         } else if returns_eintr(regs) && regs.cs == USER_CODE_SEGMENT {
@@ -155,6 +176,7 @@ impl Owner {
 
     /// Resume a thread that is to be in a call again, from any stop. False: there is none, and nothing was done.
     pub(super) fn resume_into_call(&mut self, tid: i32, signal: i32) -> bool {
+        self.settle_time(tid);
         let Some(call) = self.calls.get_mut(&tid) else {
             return false;
         };
@@ -169,8 +191,22 @@ impl Owner {
         if !self.calls.get(&tid).is_some_and(|call| call.under_way) {
             return false;
         }
-        self.calls.remove(&tid);
+        if let Some((stopped, waited)) = self.calls.remove(&tid).and_then(|call| Some((call.stopped, call.waited?))) {
+            self.shorten_timeout(tid, stopped, waited);
+        }
         true
+    }
+
+    /// Before a thread that stands does anything else: find out how long it has been in its call.
+    pub(super) fn settle_time(&mut self, tid: i32) {
+        let ended =
+            self.calls.get(&tid).filter(|call| call.waited.is_none() && call.result as i64 == -i64::from(libc::EINTR));
+        if let Some(stopped) = ended.map(|call| call.stopped) {
+            let waited = self.time_waited(tid, stopped);
+            if let Some(call) = self.calls.get_mut(&tid) {
+                call.waited = Some(waited);
+            }
+        }
     }
 
     /// At the stop for a signal: true where the thread was resumed into its call, of which the signal must not be seen.
@@ -195,7 +231,11 @@ impl Owner {
     pub(super) fn release_leaving(&mut self, tid: i32, event: i32, signal: i32) {
         let syscall_stop = event == 0 && signal == libc::SIGTRAP | 0x80;
         let event_stop = event == libc::PTRACE_EVENT_STOP && signal == libc::SIGTRAP;
+        let disturbed = self.calls.get(&tid).is_some_and(|call| call.disturbed);
         if syscall_stop && self.has_entered_call(tid) {
+            if disturbed {
+                interrupt_again(tid);
+            }
             let _ = sys::cont(tid, 0);
             return;
         }
@@ -234,6 +274,9 @@ impl Owner {
             }
             State::Running => {
                 let _ = sys::interrupt(tid);
+                if let Some(call) = self.calls.get_mut(&tid) {
+                    call.disturbed = true;
+                }
                 self.leaving.insert(tid);
             }
             State::Dead => {}

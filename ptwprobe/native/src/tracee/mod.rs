@@ -30,6 +30,7 @@ mod spawn;
 mod standing;
 mod stop;
 mod sys;
+mod timeouts;
 
 use std::fmt;
 

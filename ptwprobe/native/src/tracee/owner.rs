@@ -16,6 +16,7 @@ use super::leaving::Mapped;
 use super::pages::Switched;
 use super::plan::Site;
 use super::spawn::{Halt, Shared};
+use super::timeouts::Sleep;
 use super::{sys, Error, Result};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -193,6 +194,8 @@ pub struct Owner {
     pub(super) leaving: HashSet<i32>,
     /// By tid, threads that are to be in a call again.
     pub(super) calls: HashMap<i32, Reentry>,
+    /// By tid, threads that slept in a call when they were to stop.
+    pub(super) sleeps: HashMap<i32, Sleep>,
     pub(super) launched: HashSet<i32>,
     pub(super) statuses: HashMap<i32, i32>,
     /// What undoes the changes that are in place, by pid and address.
@@ -223,6 +226,7 @@ impl Owner {
             tids: HashMap::new(),
             leaving: HashSet::new(),
             calls: HashMap::new(),
+            sleeps: HashMap::new(),
             launched: HashSet::new(),
             statuses: HashMap::new(),
             installed: HashMap::new(),

@@ -250,6 +250,7 @@ impl Owner {
         calls: &[Call],
         scratch: &mut [u8],
     ) -> Result<Vec<i64>> {
+        self.settle_time(tid);
         let os = |e| Error::os(pid, "borrowing a thread", e);
         let mut saved = sys::get_regs(tid).map_err(os)?;
         if let Some(abort) = self.rseq_abort(pid, tid, saved.rip) {

@@ -33,10 +33,16 @@ impl Owner {
                 self.send_on(pid, tid, 0);
             }
             libc::PTRACE_EVENT_EXEC => self.on_exec(pid, tid),
-            0 if signal == libc::SIGTRAP | 0x80 => match self.has_entered_call(tid) {
-                true => self.send_on(pid, tid, 0),
-                false => self.on_syscall_stop(pid, tid),
-            },
+            0 if signal == libc::SIGTRAP | 0x80 => {
+                let thread = self.procs.get(&pid).and_then(|p| p.threads.get(&tid));
+                if thread.is_some_and(|t| t.interrupted) {
+                    super::calls::interrupt_again(tid);
+                }
+                match self.has_entered_call(tid) {
+                    true => self.send_on(pid, tid, 0),
+                    false => self.on_syscall_stop(pid, tid),
+                }
+            }
             0 => {
                 let signal = self.on_signal(pid, tid, signal);
                 if let Some(signal) = signal {
@@ -211,6 +217,7 @@ impl Owner {
     pub(super) fn on_exit(&mut self, tid: i32, status: i32) {
         self.leaving.remove(&tid);
         self.calls.remove(&tid);
+        self.sleeps.remove(&tid);
         let was_launched = self.launched.remove(&tid);
         if was_launched {
             self.statuses.insert(tid, status);

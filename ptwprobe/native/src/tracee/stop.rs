@@ -22,12 +22,18 @@ fn interrupt_running(proc: &mut Proc, siblings: bool) {
 impl Owner {
     /// Bring every task of `pid` to an event-stop. On any error all of them run again.
     pub(super) fn stop(&mut self, pid: i32) -> Result<()> {
+        let proc = self.proc(pid)?;
+        let generation = proc.generation;
+        let known = proc.threads.len();
+        let running = proc.threads.iter().filter(|(_, t)| t.state == State::Running).map(|(tid, _)| *tid);
+        for tid in running.collect::<Vec<_>>() {
+            self.note_sleep(tid);
+        }
+        self.calls.reserve(known);
         let begun = Instant::now();
         let deadline = begun + STOP_LIMIT;
         let mut sweep = begun + SWEEP_AFTER;
-        let generation = self.proc(pid)?.generation;
-        let proc = self.procs.get_mut(&pid).ok_or_else(|| Error::gone(pid))?;
-        self.calls.reserve(proc.threads.len());
+        let proc = self.proc(pid)?;
         proc.goal = Goal::Stop;
         proc.holding_siblings = false;
         interrupt_running(proc, false);
@@ -122,11 +128,17 @@ impl Owner {
         }
         proc.goal = Goal::Run;
         proc.holding_siblings = false;
-        let mut next = 0;
-        // By key, since starting a thread may change the table; nothing is allocated.
-        while let Some(tid) = self.procs.get(&pid).and_then(|p| p.threads.range(next..).next()).map(|(tid, _)| *tid) {
-            self.start(pid, tid);
-            next = tid + 1;
+        // Those that wait in calls come last: there is more to do for them. By key, since starting a thread may change the
+        // table; nothing is allocated.
+        for waits in [false, true] {
+            let mut next = 0;
+            while let Some(tid) = self.procs.get(&pid).and_then(|p| p.threads.range(next..).next()).map(|(tid, _)| *tid)
+            {
+                if self.calls.contains_key(&tid) == waits {
+                    self.start(pid, tid);
+                }
+                next = tid + 1;
+            }
         }
     }
 

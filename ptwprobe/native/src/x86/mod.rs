@@ -2,11 +2,13 @@
 //! (`relocate`).
 
 mod faulting;
+mod liveness;
 mod relocate;
 
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Formatter, GasFormatter, Instruction, Mnemonic, Register};
 
 pub use faulting::first_that_may_fault;
+pub use liveness::is_dead;
 pub use relocate::{relocate, Relocated};
 
 /// Why code was not decoded or moved. `kind` is the stable word that Python sees, `offset` counts from the first byte
