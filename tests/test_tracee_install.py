@@ -184,7 +184,7 @@ def test_the_recorder_killed_at_any_moment_leaves_the_bytes_as_they_were(
     hot: tuple[targets.Target, int, int], tmp_path: Path
 ) -> None:
     program, nop, window = hot
-    text = read(program.pid, nop, 256)
+    text, mappings = read(program.pid, nop, 256), maps(program.pid)
     space = (nop & ~0xFFF) - (1 << 24)
     for attempt in range(4):
         script = (
@@ -208,6 +208,7 @@ def test_the_recorder_killed_at_any_moment_leaves_the_bytes_as_they_were(
                 assert time.monotonic() < end
                 time.sleep(0.005)
         assert read(program.pid, nop, 256) == text
+        assert maps(program.pid) == mappings
     program.go()
     assert " wrong=0 " in program.finish()
 

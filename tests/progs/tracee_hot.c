@@ -1,7 +1,7 @@
 // cc: -O2 -pthread
-// tracee_hot THREADS TIMER_US: threads that call two little functions as fast as they can and check the results,
-// under a timer signal if TIMER_US is not 0. Prints "ready NOP_SITE WINDOW_SITE" (hex addresses), runs until a byte
-// comes, prints "calls=N wrong=N alarms=N interrupted=N".
+// tracee_hot THREADS TIMER_US: threads that call three little functions as fast as they can and check the results,
+// under a timer signal if TIMER_US is not 0. Prints "ready NOP_SITE WINDOW_SITE CROSSING_SITE" (hex addresses), runs
+// until a byte comes, prints "calls=N wrong=N alarms=N interrupted=N".
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -12,9 +12,11 @@
 
 unsigned nop_site(unsigned x);
 unsigned window_site(unsigned x);
-// One starts with a 5-byte NOP; the other's first five bytes are two instructions.
+unsigned crossing_site(unsigned x);
+// One starts with a 5-byte NOP; the others' first five bytes are two instructions, which of the last lie in two pages.
 __asm__(".text\n.p2align 6\nnop_site: .byte 0x0f,0x1f,0x44,0,0\nlea 7(%rdi),%eax\nret\n"
-        ".p2align 6\nwindow_site: .byte 0x8d,0x04,0x7f\n.byte 0xff,0xc0\nret\n");
+        ".p2align 6\nwindow_site: .byte 0x8d,0x04,0x7f\n.byte 0xff,0xc0\nret\n"
+        ".p2align 12\n.skip 4093\ncrossing_site: .byte 0x8d,0x04,0x7f\n.byte 0xff,0xc0\nret\n");
 
 static atomic_int stop;
 static atomic_ulong calls, wrong, alarms;
@@ -28,9 +30,10 @@ static void *hot(void *arg) {
     unsigned long done = 0, bad = 0;
     (void)arg;
     while (!stop)
-        for (unsigned i = 0; i < 1000; i++, done += 2) {
+        for (unsigned i = 0; i < 1000; i++, done += 3) {
             bad += nop_site(i) != i + 7;
             bad += window_site(i) != 3 * i + 1;
+            bad += crossing_site(i) != 3 * i + 1;
         }
     calls += done;
     wrong += bad;
@@ -46,7 +49,7 @@ int main(int argc, char **argv) {
     sigaction(SIGALRM, &action, 0);
     struct itimerval timer = {{0, timer_us}, {0, timer_us}};
     setitimer(ITIMER_REAL, &timer, 0);
-    printf("ready %lx %lx\n", (unsigned long)nop_site, (unsigned long)window_site);
+    printf("ready %lx %lx %lx\n", (unsigned long)nop_site, (unsigned long)window_site, (unsigned long)crossing_site);
     fflush(stdout);
     while (getchar() == EOF && ferror(stdin) && errno == EINTR) {
         interrupted++;
