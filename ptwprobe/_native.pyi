@@ -330,13 +330,11 @@ def share_memory(pid: int, other: int) -> bool:
 OPEN_HERE: int
 """A number for ``Tracer.remote`` that is no call of the target."""
 
-_Switch: TypeAlias = tuple[
-    Literal["replace", "renew", "restore", "abandon"], int, int, bytes, int, int | None, int, int
-]
+_Switch: TypeAlias = tuple[Literal["replace", "renew", "restore", "abandon"], int, int, bytes, int, int | None, int]
 """Exists for type checkers only.
 
 An exchange of a range of pages: (what, start, length, content that is there now or b"", address of the file's pages
-aside, address where our old copy goes, descriptor of the memfd in the target, offset in it).
+aside, address where our old copy goes, address where our new copy is).
 """
 
 @final
@@ -367,12 +365,15 @@ class Tracer:
         pid: int,
         calls: Sequence[tuple[int, Sequence[int | tuple[int, int]]]],
         scratch: bytes | None = None,
+        keep: Sequence[tuple[int, int, int]] = ...,
     ) -> list[int]:
         """System calls (number, arguments) by one thread of the target, while the others run on; ends after the first
         that fails. The number OPEN_HERE opens the target's descriptor that is its argument here; the result is ours.
 
-        An argument is a number, (index of an earlier call, addend to its result), or (-1, offset in ``scratch``), whose
-        bytes are in the target's memory meanwhile. Results are as the kernel gives them: -errno for a failure.
+        An argument is a number, (index of an earlier call, addend to its result), or (-1, offset in ``scratch``),
+        whose bytes are in the target's memory meanwhile. ``keep``: (index of a call, offset, length) of mappings
+        that are ours from then on, as if ``set_mapped`` had told of them, until it is called. Results are as the
+        kernel gives them: -errno for a failure.
         """
 
     def ask(self, pid: int) -> tuple[int, int, bool]:

@@ -71,7 +71,9 @@ class Hot:
 
     def leaves_nothing(self) -> None:
         assert self.target.leave() is True
-        assert maps(self.pid) == self.before
+        kernels = ("[uprobes]", "[uprobes-trampoline]")
+        now = [line for line in maps(self.pid).splitlines() if not line.endswith(kernels)]
+        assert now == self.before.splitlines()
         assert self.code() == self.text
 
     def runs_right(self) -> None:
@@ -129,7 +131,8 @@ def test_a_uprobe_that_comes_later_does_no_harm_and_fires_when_we_have_left(hot:
         assert read(hot.pid, hot.sites[which], 5) == hot.patches[which].new
         assert there.count() == 0
         assert hot.target.leave() is True
-        assert read(hot.pid, addr, 1) == b"\xcc"
+        # The kernel makes a call of a breakpoint that stands for a 5-byte NOP.
+        assert read(hot.pid, addr, 1) in (b"\xcc", b"\xe8")
         time.sleep(0.02)
         assert there.count() > 0
     assert hot.code() == hot.text
@@ -227,19 +230,19 @@ def test_what_a_debugger_writes_into_our_copy_is_there_when_we_have_left(hot: Ho
 
 
 @pytest.fixture
-def no_descriptor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The memfd cannot be mapped, after the pages have been moved away."""
+def no_copy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Our copy is not where it should be, which shows when the pages have been moved away."""
     native = type.__getattribute__(switch.Exchange, "native")
-    monkeypatch.setattr(switch.Exchange, "native", property(lambda e: (*native.__get__(e)[:6], 9999, e.file_offset)))
+    monkeypatch.setattr(switch.Exchange, "native", property(lambda e: (*native.__get__(e)[:6], 0x1000)))
     yield
     monkeypatch.undo()
 
 
-@pytest.mark.usefixtures("no_descriptor")
+@pytest.mark.usefixtures("no_copy")
 def test_a_switch_that_fails_half_way_is_gone_back_and_the_bytes_are_written_in_place(hot: Hot) -> None:
     hot.target.apply([hot.nop, hot.window])
     assert not hot.switched()
-    assert "Bad file descriptor" in hot.target.code.notes[0]
+    assert "Bad address" in hot.target.code.notes[0]
     hot.leaves_nothing()
     hot.runs_right()
 
@@ -248,8 +251,8 @@ def test_a_new_copy_that_fails_half_way_leaves_the_old_one(hot: Hot, request: py
     hot.target.apply(hot.patches)
     mappings = maps(hot.pid)
     patched = hot.code()
-    request.getfixturevalue("no_descriptor")
-    with pytest.raises(TargetError, match="Bad file descriptor"):
+    request.getfixturevalue("no_copy")
+    with pytest.raises(TargetError, match="Bad address"):
         hot.target.undo([hot.window])
     assert maps(hot.pid) == mappings
     assert hot.code() == patched

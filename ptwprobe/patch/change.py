@@ -190,12 +190,11 @@ class Code:
                 )
             else:
                 e = Exchange("renew" if needed else "restore", r.start, r.length, aside=r.aside)
-                copy = self._patched(e, coming, leaving)
+                wanted = self._patched(e, coming, leaving)
+                e.carried = self._carried(e, wanted, [*coming, *(p for p in staying if _holds(r, p))], pages)
                 if needed:
                     e.file, e.file_offset, e.scratch = pages.code_at(r.start), r.file_offset, 0
-                    e.copy = copy
-                else:
-                    e.carried = self._carried(e, copy, pages)
+                    e.copy = self._without(wanted, e)
                 out.append(e)
         for span in pages.spans(switched, self.ranges):
             e = Exchange("replace", span.start, span.end - span.start, span.mapping, span.file_offset)
@@ -231,12 +230,20 @@ class Code:
                     out[here] = wanted
         return bytes(out)
 
-    def _carried(self, exchange: Exchange, wanted: bytes, pages: CodePages) -> tuple[tuple[int, bytes], ...]:
-        """What somebody else (a debugger, say) has written into our copy, which otherwise is ``wanted`` by now."""
+    def _carried(
+        self, exchange: Exchange, wanted: bytes, patches: Sequence[Patch], pages: CodePages
+    ) -> tuple[tuple[int, bytes], ...]:
+        """What somebody else (a debugger, say) has written into our copy: how ``wanted``, its content after the change,
+        differs from the file's pages with ``patches``.
+        """
         out: list[tuple[int, bytes]] = []
         for page in pages.written_to(exchange.start, exchange.end):
             at = page - exchange.start
-            theirs, files = wanted[at : at + PAGE], self._read(exchange.aside + at, PAGE)
+            theirs, files = wanted[at : at + PAGE], bytearray(self._read(exchange.aside + at, PAGE))
+            for patch in patches:
+                for i, byte in enumerate(patch.new, patch.site.runtime_addr - page):
+                    if 0 <= i < PAGE:
+                        files[i] = byte
             # A breakpoint that the file got meanwhile is right, too.
             for i in (i for i in range(PAGE) if theirs[i] != files[i] != INT3):
                 addr, before = out[-1] if out else (0, b"")
@@ -245,6 +252,14 @@ class Code:
                 else:
                     out.append((page + i, theirs[i : i + 1]))
         return tuple(out)
+
+    def _without(self, content: bytes, exchange: Exchange) -> bytes:
+        """``content`` with the file's bytes where somebody else's are carried over."""
+        out = bytearray(content)
+        for addr, theirs in exchange.carried:
+            at = addr - exchange.start
+            out[at : at + len(theirs)] = self._read(exchange.aside + at, len(theirs))
+        return bytes(out)
 
     def _keep(self, exchanges: Sequence[Exchange]) -> None:
         """Remember what is switched now."""

@@ -100,7 +100,6 @@ class Mapped:
         self.ring_of: tuple[int, int] | None = None
         """For which process, as the name of the ring says it."""
         self._spaces: list[_StubSpace] = []
-        self._reserved: list[tuple[int, int]] = []
         self._ring_shape = (0, 0, 0)
         self._control_addr = 0
         self._data_addr = 0
@@ -241,9 +240,8 @@ class Mapped:
         with native_errors(self.pid):
             return self.tracer.unmap(self.pid)
 
-    def reserve(self, places: Sequence[tuple[int, int]]) -> None:
-        """These (address, length) are mapped for a change now, and only for the time that it takes."""
-        self._reserved = list(places)
+    def tell(self) -> None:
+        """There is nothing else of ours: what was mapped for the time of a change is gone, or has found its place."""
         self._tell_mapped(fresh=True)
 
     def forget(self) -> None:
@@ -295,9 +293,8 @@ class Mapped:
     def _tell_mapped(self, fresh: bool) -> None:
         """Let the tracer know what there is, so that it goes even if we are killed."""
         stubs = [(s.addr, s.length) for s in self._spaces]
-        data = [m for m in self.mappings if m not in stubs] + self._reserved
         with native_errors(self.pid):
-            self.tracer.set_mapped(self.pid, stubs, data, fresh)
+            self.tracer.set_mapped(self.pid, stubs, [m for m in self.mappings if m not in stubs], fresh)
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:

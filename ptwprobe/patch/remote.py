@@ -105,11 +105,18 @@ class RemoteCallError(TargetError):
 
 
 def call_remotely(
-    tracer: Tracer, pid: int, calls: Sequence[tuple[str, Call]], scratch_bytes: bytes | None = None
+    tracer: Tracer,
+    pid: int,
+    calls: Sequence[tuple[str, Call]],
+    scratch_bytes: bytes | None = None,
+    keep: Sequence[tuple[int, int, int]] = (),
 ) -> list[int]:
-    """Execute named ``calls`` by one thread of the target. Raises RemoteCallError for the first that fails."""
+    """Execute named ``calls`` by one thread of the target. Raises RemoteCallError for the first that fails.
+
+    ``keep``: as of ``Tracer.remote``.
+    """
     with native_errors(pid):
-        results = tracer.remote(pid, [call for _, call in calls], scratch_bytes)
+        results = tracer.remote(pid, [call for _, call in calls], scratch_bytes, keep)
     if results and -4096 < results[-1] < 0:
         name = calls[len(results) - 1][0]
         raise RemoteCallError(pid, name, -results[-1], results[:-1])

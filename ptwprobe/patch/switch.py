@@ -23,12 +23,15 @@ from ptwprobe.patch.remote import (
     MAP_PRIVATE,
     MFD_ALLOW_SEALING,
     MFD_CLOEXEC,
+    PROT_EXEC,
     PROT_NONE,
+    PROT_READ,
     SEALS,
     SYS_CLOSE,
     SYS_MEMFD_CREATE,
     SYS_MMAP,
     SYS_MUNMAP,
+    Argument,
     Call,
     RemoteCallError,
     call_remotely,
@@ -40,6 +43,9 @@ from ptwprobe.process import Mapping, code_name
 PLACE_NAME = "ptwprobe-place"
 """Of the memfd that is mapped where pages of code are about to go."""
 
+_Place = tuple[int, int, int]
+"""(index of the call that maps it, offset in what it maps, length)."""
+
 
 @dataclass
 class Exchange:
@@ -47,8 +53,9 @@ class Exchange:
 
     replace: they go aside, and ``copy`` takes their place; renew: another copy takes the place of ours; restore: they
     come back; abandon: they go, since something else is mapped in their place. ``content``: what is there now (b"": it
-    does not matter). ``scratch``: where our old copy goes, if it has to be kept until all is done. ``carried``: what
-    somebody else has written into our copy, (address, bytes), and finds again in the pages that come back.
+    does not matter). ``ready``: where ``copy`` is mapped until then. ``scratch``: where our old copy goes, if it has to
+    be kept until all is done. ``carried``: what somebody else has written into our copy, (address, bytes), and finds
+    again in the new one, or in the pages that come back.
     """
 
     what: Literal["replace", "renew", "restore", "abandon"]
@@ -60,7 +67,7 @@ class Exchange:
     copy: bytes = b""
     aside: int = 0
     scratch: int | None = None
-    fd: int = -1
+    ready: int = 0
     carried: tuple[tuple[int, bytes], ...] = ()
 
     @property
@@ -68,17 +75,13 @@ class Exchange:
         return self.start + self.length
 
     @property
-    def native(
-        self,
-    ) -> tuple[Literal["replace", "renew", "restore", "abandon"], int, int, bytes, int, int | None, int, int]:
+    def native(self) -> tuple[Literal["replace", "renew", "restore", "abandon"], int, int, bytes, int, int | None, int]:
         """As ``Tracer.apply`` takes it."""
-        return (
-            self.what, self.start, self.length, self.content, self.aside, self.scratch, self.fd, self.file_offset
-        )  # fmt: skip
+        return self.what, self.start, self.length, self.content, self.aside, self.scratch, self.ready
 
 
 class Prepared:
-    """Context manager: inside it everything is there for ``exchanges``, whose fields are filled.
+    """Context manager: inside it everything is there for ``exchanges``, and their fields say where.
 
     On the way out of an error nothing of it stays. Raises RemoteCallError where the target cannot have it.
     """
@@ -101,8 +104,9 @@ class Prepared:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        asides = set() if kind else {e.aside for e in self._exchanges if e.what == "replace"}
-        self._clean_up([place for place in self._places if place[0] not in asides])
+        used = set() if kind else {e.aside for e in self._exchanges if e.what == "replace"}
+        used |= set() if kind else {e.ready for e in self._exchanges}
+        self._clean_up([place for place in self._places if place[0] not in used])
 
     def _reserve(self) -> None:
         """Places to go to. Those of one file lie to one another as its pages do, so that one name can tell of all."""
@@ -120,60 +124,72 @@ class Prepared:
         calls += [
             ("mmap of a place for code", (SYS_MMAP, [0, size, PROT_NONE, MAP_PRIVATE, result(0), 0])) for size in sizes
         ]
-        for i, ((first, _), group) in enumerate(zip(spans, groups.values(), strict=True), 1):
-            group.sort(key=lambda e: e.start)
-            for before, after in pairwise(group):
-                if before.end < after.start:
-                    gap = result(i, before.end - first)
-                    calls.append(("munmap of a gap", (SYS_MUNMAP, [gap, after.start - before.end])))
         calls.append(("close", (SYS_CLOSE, [result(0)])))
+        # The first call makes the memfd.
+        keep = [
+            (i, e.start - first, e.length)
+            for i, ((first, _), group) in enumerate(zip(spans, groups.values(), strict=True), 1)
+            for e in group
+        ]
+        keep += [(i, 0, e.length) for i, e in enumerate(kept, len(spans) + 1)]
         try:
-            places = self._call(calls, PLACE_NAME.encode() + b"\0")[1:]
+            places = self._call(calls, PLACE_NAME.encode() + b"\0", keep)
         except RemoteCallError as error:
             self._remote_fds = error.results[:1]
             self._places = list(zip(error.results[1:], sizes, strict=False))
             raise
-        for place, (first, _), group in zip(places, spans, groups.values(), strict=False):
-            for e in group:
-                e.aside = place + e.start - first
-                self._places.append((e.aside, e.length))
-        for place, e in zip(places[len(spans) :], kept, strict=False):
-            e.scratch = place
-            self._places.append((place, e.length))
-        self._mapped.reserve(self._places)
+        self._places = [(places[i] + offset, length) for i, offset, length in keep]
+        gaps: list[tuple[str, Call]] = []
+        for place, (first, _), group in zip(places[1:], spans, groups.values(), strict=False):
+            for before, after in pairwise(sorted(group, key=lambda e: e.start)):
+                if before.end < after.start:
+                    args: list[Argument] = [place + before.end - first, after.start - before.end]
+                    gaps.append(("munmap of a gap", (SYS_MUNMAP, args)))
+        # A gap that cannot go (too many mappings) does no harm.
+        with contextlib.suppress(RemoteCallError):
+            if gaps:
+                self._call(gaps)
+        addrs = [addr for addr, _ in self._places]
+        for e in (e for group in groups.values() for e in group):
+            e.aside = addrs.pop(0)
+        for e in kept:
+            e.scratch = addrs.pop(0)
 
     def _make_copies(self) -> None:
-        """One memfd for all pages of a file that are moved by the same distance, named so that it tells this."""
+        """One memfd for all pages of a file that are moved by the same distance, named so that it tells this.
+
+        It is mapped, and then filled and sealed by us. The target keeps no descriptor of it.
+        """
         groups: dict[bytes, list[Exchange]] = {}
         for e in self._exchanges:
             if e.copy and e.file is not None:
                 groups.setdefault(os.fsencode(code_name(e.file, e.aside - e.start)) + b"\0", []).append(e)
-        if not groups:
-            return
-        at = 0
-        calls: list[tuple[str, Call]] = []
-        for name in groups:
-            calls.append(("memfd_create", (SYS_MEMFD_CREATE, [scratch(at), MFD_CLOEXEC | MFD_ALLOW_SEALING])))
-            calls.append(("opening the new memfd", (OPEN_HERE, [result(len(calls) - 1)])))
-            at += len(name)
-        try:
-            results = self._call(calls, b"".join(groups))
-        except RemoteCallError as error:
-            self._remote_fds = error.results[::2]
-            for fd in error.results[1::2]:
-                os.close(fd)
-            raise
-        self._remote_fds, ours = results[::2], results[1::2]
-        try:
-            for remote_fd, fd, group in zip(self._remote_fds, ours, groups.values(), strict=True):
-                for e in group:
-                    e.fd = remote_fd
+        for name, group in groups.items():
+            create: Call = (SYS_MEMFD_CREATE, [scratch(), MFD_CLOEXEC | MFD_ALLOW_SEALING])
+            calls: list[tuple[str, Call]] = [("memfd_create", create), ("opening the memfd", (OPEN_HERE, [result(0)]))]
+            for e in group:
+                args: list[Argument] = [0, e.length, PROT_READ | PROT_EXEC, MAP_PRIVATE, result(0), e.file_offset]
+                calls.append(("mmap of code", (SYS_MMAP, args)))
+            calls.append(("close", (SYS_CLOSE, [result(0)])))
+            keep = [(2 + i, 0, e.length) for i, e in enumerate(group)]
+            try:
+                done = self._call(calls, name, keep)
+            except RemoteCallError as error:
+                self._remote_fds = error.results[:1]
+                self._places += [(addr, e.length) for addr, e in zip(error.results[2:], group, strict=False)]
+                if len(error.results) > 1:
+                    os.close(error.results[1])
+                raise
+            fd, mapped = done[1], done[2:-1]
+            self._places += [(addr, e.length) for addr, e in zip(mapped, group, strict=True)]
+            try:
+                for e, addr in zip(group, mapped, strict=True):
+                    e.ready = addr
                     _write_all(fd, e.copy, e.file_offset)
                 fcntl.fcntl(fd, F_ADD_SEALS, SEALS)
-        except OSError as error:
-            raise TargetError(f"copying code of process {self._mapped.pid}: {error.strerror}") from error
-        finally:
-            for fd in ours:
+            except OSError as error:
+                raise TargetError(f"copying code of process {self._mapped.pid}: {error.strerror}") from error
+            finally:
                 os.close(fd)
 
     def _clean_up(self, places: Sequence[tuple[int, int]]) -> None:
@@ -185,10 +201,12 @@ class Prepared:
                 self._call(calls)
         if self._places:
             with contextlib.suppress(TargetError):
-                self._mapped.reserve(())
+                self._mapped.tell()
 
-    def _call(self, calls: list[tuple[str, Call]], scratch_bytes: bytes | None = None) -> list[int]:
-        return call_remotely(self._mapped.tracer, self._mapped.pid, calls, scratch_bytes)
+    def _call(
+        self, calls: list[tuple[str, Call]], scratch_bytes: bytes | None = None, keep: Sequence[_Place] = ()
+    ) -> list[int]:
+        return call_remotely(self._mapped.tracer, self._mapped.pid, calls, scratch_bytes, keep)
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:

@@ -41,13 +41,13 @@ impl From<PyArg> for Arg {
 
 type PyCall = (i64, Vec<PyArg>);
 type PySite = (u64, Vec<u8>, Vec<u8>, u64, Vec<(u64, u64)>);
-type PySwitch = (String, u64, u64, Vec<u8>, u64, Option<u64>, i32, u64);
+type PySwitch = (String, u64, u64, Vec<u8>, u64, Option<u64>, u64);
 type PyThread = (i32, u64, u64, u64, u64, u64);
 
-fn switch_of((kind, start, len, content, aside, scratch, fd, offset): PySwitch) -> PyResult<Switch> {
+fn switch_of((kind, start, len, content, aside, scratch, copy): PySwitch) -> PyResult<Switch> {
     let exchange = match (kind.as_str(), scratch) {
-        ("replace", _) => Exchange::Replace { aside, fd, offset },
-        ("renew", Some(scratch)) => Exchange::Renew { scratch, fd, offset },
+        ("replace", _) => Exchange::Replace { aside, copy },
+        ("renew", Some(scratch)) => Exchange::Renew { scratch, copy },
         ("restore", scratch) => Exchange::Restore { aside, scratch },
         ("abandon", _) => Exchange::Abandon { aside },
         _ => return Err(native_error("invalid", format!("no exchange is called {kind:?}"), Some(start))),
@@ -85,12 +85,23 @@ impl Tracer {
         py.detach(|| self.handle.end());
     }
 
-    #[pyo3(signature = (pid, calls, scratch = None))]
-    fn remote(&self, py: Python<'_>, pid: i32, calls: Vec<PyCall>, scratch: Option<Vec<u8>>) -> PyResult<Vec<i64>> {
+    #[pyo3(signature = (pid, calls, scratch = None, keep = Vec::new()))]
+    fn remote(
+        &self,
+        py: Python<'_>,
+        pid: i32,
+        calls: Vec<PyCall>,
+        scratch: Option<Vec<u8>>,
+        keep: Vec<(usize, u64, u64)>,
+    ) -> PyResult<Vec<i64>> {
         let call = |(number, args): PyCall| Call::new(number, &args.into_iter().map(Arg::from).collect::<Vec<_>>());
         let calls: Vec<Call> = calls.into_iter().map(call).collect();
         let mut scratch = scratch.unwrap_or_default();
-        self.run(py, move |owner| owner.remote(pid, &calls, &mut scratch))
+        self.run(py, move |owner| {
+            let results = owner.remote(pid, &calls, &mut scratch)?;
+            owner.keep_mapped(pid, &results, &keep);
+            Ok(results)
+        })
     }
 
     fn ask(&self, py: Python<'_>, pid: i32) -> PyResult<(i32, u64, bool)> {

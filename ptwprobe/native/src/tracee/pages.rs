@@ -19,10 +19,10 @@ const READ_AT_ONCE: usize = 256 << 10;
 /// What becomes of a range of pages. Addresses that pages go to are reserved before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Exchange {
-    /// The file's pages go aside; those of the target's descriptor `fd` from `offset` on take their place.
-    Replace { aside: u64, fd: i32, offset: u64 },
+    /// The file's pages go aside; our copy, which is mapped at `copy`, takes their place.
+    Replace { aside: u64, copy: u64 },
     /// Another copy takes the place of ours, which goes to `scratch`.
-    Renew { scratch: u64, fd: i32, offset: u64 },
+    Renew { scratch: u64, copy: u64 },
     /// The file's pages come back. Our copy goes to `scratch`, or for good where this is the only exchange.
     Restore { aside: u64, scratch: Option<u64> },
     /// The range is no longer ours (its object was unloaded): the pages that wait aside go.
@@ -57,15 +57,11 @@ impl Switch {
     fn calls(&self) -> Vec<(Call, Vec<Call>)> {
         let (start, len) = (self.start, self.len);
         let away = |to| (moved(start, to, len, true), vec![moved(to, start, len, false), reserved(to, len)]);
-        let copy = |fd, offset| {
-            let prot = (libc::PROT_READ | libc::PROT_EXEC) as u64;
-            (mapped(start, len, prot, libc::MAP_PRIVATE | libc::MAP_FIXED, fd, offset), Vec::new())
-        };
-        let back = |aside| (moved(aside, start, len, false), vec![moved(start, aside, len, true)]);
+        let here = |from| (moved(from, start, len, false), vec![moved(start, from, len, true)]);
         match self.exchange {
-            Exchange::Replace { aside, fd, offset } => vec![away(aside), copy(fd, offset)],
-            Exchange::Renew { scratch, fd, offset } => vec![away(scratch), copy(fd, offset)],
-            Exchange::Restore { aside, scratch } => scratch.map(away).into_iter().chain([back(aside)]).collect(),
+            Exchange::Replace { aside, copy } => vec![away(aside), here(copy)],
+            Exchange::Renew { scratch, copy } => vec![away(scratch), here(copy)],
+            Exchange::Restore { aside, scratch } => scratch.map(away).into_iter().chain([here(aside)]).collect(),
             Exchange::Abandon { aside } => {
                 vec![(Call::new(libc::SYS_munmap, &[Arg::Value(aside), Arg::Value(len)]), Vec::new())]
             }
@@ -80,13 +76,9 @@ fn moved(from: u64, to: u64, len: u64, keep: bool) -> Call {
     Call::new(libc::SYS_mremap, &[from, len, len, flags as u64, to].map(Arg::Value))
 }
 
-fn mapped(addr: u64, len: u64, prot: u64, flags: i32, fd: i32, offset: u64) -> Call {
-    Call::new(libc::SYS_mmap, &[addr, len, prot, flags as u64, i64::from(fd) as u64, offset].map(Arg::Value))
-}
-
 fn reserved(addr: u64, len: u64) -> Call {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-    mapped(addr, len, libc::PROT_NONE as u64, flags, -1, 0)
+    Call::new(libc::SYS_mmap, &[addr, len, libc::PROT_NONE as u64, flags as u64, u64::MAX, 0].map(Arg::Value))
 }
 
 /// The exchanges of one change, with all that they need, made before the target stops.
@@ -167,14 +159,14 @@ impl Owner {
             Some(errno) => Err(unswitchable(pid, -errno as i32)),
             None => Ok(()),
         };
+        for (addr, bytes) in &exchanges.carried {
+            outcome = outcome.and_then(|()| self.write_memory(pid, *addr, bytes));
+        }
         for (switch, after) in exchanges.switches.iter().zip(&exchanges.after).filter(|(_, after)| !after.is_empty()) {
             if outcome.is_ok() {
                 let found = self.compare_pages(pid, switch.start, switch.len, after, &mut exchanges.buffer)?;
                 outcome = found.map_err(|addr| Error::new("failed", did_not_take(pid)).at(addr));
             }
-        }
-        for (addr, bytes) in &exchanges.carried {
-            outcome = outcome.and_then(|()| self.write_memory(pid, *addr, bytes));
         }
         if outcome.is_err() {
             self.go_back(pid, exchanges, results.len() - usize::from(failed.is_some()));
@@ -220,20 +212,31 @@ impl Owner {
         Ok(Ok(()))
     }
 
+    /// Remember what calls have mapped for a change to come, so that it goes should the recorder die before the change:
+    /// (number of the call, offset in what it mapped, length) each.
+    pub fn keep_mapped(&mut self, pid: i32, results: &[i64], keep: &[(usize, u64, u64)]) {
+        if results.last().is_none_or(|last| (-4095..0).contains(last)) || keep.is_empty() {
+            return;
+        }
+        let data = &mut self.mapped.entry(pid).or_default().data;
+        let mapped = |(i, offset, len): &(usize, u64, u64)| Some((results.get(*i)?.cast_unsigned() + offset, *len));
+        data.extend(keep.iter().filter_map(mapped));
+    }
+
     /// Remember which ranges are switched now, and whose the reserved places are.
     pub(super) fn note_exchanges(&mut self, pid: i32, exchanges: &Exchanges) {
         let switched = self.switched.entry(pid).or_default();
         let mut used: Vec<u64> = Vec::new();
         for switch in &exchanges.switches {
             match switch.exchange {
-                Exchange::Replace { aside, .. } => {
+                Exchange::Replace { aside, copy } => {
                     switched.insert(aside, (switch.start, switch.len));
-                    used.push(aside);
+                    used.extend([aside, copy]);
                 }
                 Exchange::Restore { aside, .. } | Exchange::Abandon { aside } => {
                     switched.remove(&aside);
                 }
-                Exchange::Renew { .. } => {}
+                Exchange::Renew { copy, .. } => used.push(copy),
             }
         }
         if let Some(mapped) = self.mapped.get_mut(&pid) {
@@ -284,7 +287,7 @@ mod tests {
         let (inside, crossing, outside) = (site(0x1ffe, 5), site(0x2ffe, 5), site(0x2ffe, 2));
         let switches = vec![
             switch(Exchange::Abandon { aside: 0x20000 }),
-            switch(Exchange::Replace { aside: 0x9000, fd: 3, offset: 0 }),
+            switch(Exchange::Replace { aside: 0x9000, copy: 0x30000 }),
         ];
         let change = Change { switches, ..Change::default() };
         let made = Exchanges::new(&change, &[&inside, &crossing]).expect("valid");
@@ -297,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_copy_needs_its_whole_content() {
-        let mut short = switch(Exchange::Replace { aside: 0x9000, fd: 3, offset: 0 });
+        let mut short = switch(Exchange::Replace { aside: 0x9000, copy: 0x30000 });
         short.content.pop();
         let change = Change { switches: vec![short], ..Change::default() };
         assert_eq!(Exchanges::new(&change, &[]).err().map(|e| e.kind), Some("invalid"));

@@ -1,0 +1,58 @@
+"""A recording beside the kernel's uprobes on the same function: whoever comes first or goes first, the target lives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ptwprobe.probe import elf, spec
+from ptwprobe.process import Process
+from tests import cli
+from tests.cli import Recording
+from tests.targets import Target
+from tests.tracefs import Uprobe, Uprobes
+
+pytestmark = pytest.mark.needs("root", "uprobes")
+
+PROBE = "probe_me a=$arg1:s64 b=$arg2:s64"
+RESULT = "ready\ncalls=20000 checksum="
+
+
+@pytest.fixture
+def hot(progs: Callable[..., Path], start: Callable[..., Target]) -> Target:
+    return start(progs("calls"), "2", "10000", "20000")
+
+
+def uprobe(target: Target, path: Path) -> Uprobe:
+    site = elf.resolve(spec.parse(PROBE), Process(target.pid))[0]
+    return Uprobe("there", path, site.file_offset, "")
+
+
+@pytest.mark.parametrize("ours_goes_first", [True, False])
+def test_values_go_on_when_a_uprobe_comes_to_a_probed_function(
+    hot: Target, progs: Callable[..., Path], tmp_path: Path, ours_goes_first: bool
+) -> None:
+    session = tmp_path / "s.ptw"
+    with Recording("-p", str(hot.pid), "-e", PROBE, "-o", session) as recording:
+        # The function is found while it is switched, too.
+        theirs = Uprobes([uprobe(hot, progs("calls"))])
+        hot.go()
+        time.sleep(0.1)
+        with theirs:
+            time.sleep(0.1)
+            assert theirs.count() == 0
+            if ours_goes_first:
+                done = recording.stop().good()
+                time.sleep(0.05)
+                assert theirs.count() > 0
+        if not ours_goes_first:
+            time.sleep(0.05)
+            done = recording.stop().good()
+    assert "in place" not in done.stderr
+    hits = cli.hits(session)
+    assert int(hits[-1]["time"]) - int(hits[0]["time"]) > 150_000_000
+    assert hot.finish().startswith(RESULT)
+    assert hot.exit_code == 0
