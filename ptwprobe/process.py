@@ -220,6 +220,22 @@ class Process:
                 start, end = int(found[1], 16), int(found[2], 16)
         return out
 
+    @property
+    def has_locked_memory(self) -> bool:
+        """Whether any of its memory is locked, so that it is never paged out (mlock(2))."""
+        return self._status_field("VmLck", "status").partition(" ")[0] not in ("", "0")
+
+    def locked_mappings(self) -> set[int]:
+        """Where the locked mappings start. Slow: the kernel looks at every page for it."""
+        locked, start = set(), 0
+        for line in self._text("smaps").splitlines():
+            word, _, rest = line.partition(" ")
+            if word == "VmFlags:" and "lo" in rest.split():
+                locked.add(start)
+            elif "-" in word and not word.endswith(":"):
+                start = int(word.partition("-")[0], 16)
+        return locked
+
     def mapped_path(self, mapping: Mapping) -> str:
         """A path by which we can open the very file of ``mapping``, deleted or in another mount namespace or not.
 

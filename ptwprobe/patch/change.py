@@ -273,7 +273,8 @@ class Code:
     def _note(self, in_place: Sequence[Patch]) -> None:
         if in_place:
             why = self._why_in_place or (
-                "their pages are not as in the file (another tool has a breakpoint on them, say), or may be written to"
+                "their pages are not as in the file (another tool has a breakpoint on them, say), or the program may"
+                " write to them or has locked them in memory"
             )
             places = ", ".join(f"{p.site.runtime_addr:#x}" for p in in_place[:3]) + (", ..." if in_place[3:] else "")
             self.notes.append(

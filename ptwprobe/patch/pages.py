@@ -53,14 +53,22 @@ class CodePages:
     def can_switch(self, page: int) -> bool:
         """Whether the page at ``page`` can be switched."""
         mapping = self.mapping_at(page)
-        return mapping is not None and not self._unfit(mapping, page, page + PAGE)
+        return mapping is not None and (not self.written_to(page, page + PAGE) or self._as_in_file(mapping, page))
 
     def mapping_at(self, addr: int) -> Mapping | None:
         """The mapping of code there, if pages of it can be switched at all."""
         found = self.code_at(addr)
         # A program that may write to its code needs to find there what it wrote.
         fits = found is not None and found.is_file and found.aside is None and found.perms == "r-xp"
-        return found if fits and _kernel_can() else None
+        return found if fits and _kernel_can() and found not in self._locked else None
+
+    @functools.cached_property
+    def _locked(self) -> set[Mapping]:
+        """Code that the program has locked in memory (mlock(2)): moving a part of it would unlock the rest."""
+        if not self._process.has_locked_memory:
+            return set()
+        locked = self._process.locked_mappings()
+        return {m for m in self._code if m.start in locked}
 
     def code_at(self, addr: int) -> Mapping | None:
         """The mapping of code there, switched or not, as the file's."""
@@ -105,7 +113,8 @@ class CodePages:
             gap *= 2
 
     def _merge(self, mapping: Mapping, pages: set[int], taken: set[int], gap: int) -> list[Span]:
-        unfit = self._unfit(mapping, min(pages), max(pages) + PAGE) | taken
+        written = set(self.written_to(min(pages), max(pages) + PAGE))
+        unfit = written - {page for page in written & pages if self._as_in_file(mapping, page)} | taken
         out: list[Span] = []
         for page in sorted(pages - unfit):
             before = out[-1] if out else None
@@ -114,10 +123,6 @@ class CodePages:
             else:
                 out.append(Span(mapping, page, page + PAGE))
         return out
-
-    def _unfit(self, mapping: Mapping, start: int, end: int) -> set[int]:
-        """The pages in [start, end) whose memory is not what the file has."""
-        return {page for page in self.written_to(start, end) if not self._as_in_file(mapping, page)}
 
     def written_to(self, start: int, end: int) -> list[int]:
         """The pages in [start, end) that are the process's own by now, not those of their file."""

@@ -1,7 +1,8 @@
-"""A recording beside the kernel's uprobes on the same function: whoever comes first or goes first, the target lives."""
+"""A recording beside what else is done with the same code: the kernel's uprobes on it, its being locked in memory."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,3 +57,26 @@ def test_values_go_on_when_a_uprobe_comes_to_a_probed_function(
     assert int(hits[-1]["time"]) - int(hits[0]["time"]) > 150_000_000
     assert hot.finish().startswith(RESULT)
     assert hot.exit_code == 0
+
+
+LOCKED = """\
+import ctypes, time
+assert ctypes.CDLL(None).mlockall(3) == 0
+print("ready", flush=True)
+while True:
+    time.sleep(0.001)
+"""
+
+
+def test_code_that_is_locked_in_memory_stays_so_and_is_written_in_place(tmp_path: Path) -> None:
+    with Target([sys.executable, "-c", LOCKED]) as target:
+
+        def locked() -> tuple[set[int], str]:
+            return Process(target.pid).locked_mappings(), Path(f"/proc/{target.pid}/maps").read_text()
+
+        before = locked()
+        words = ("-e", "libc:clock_nanosleep", "-o", tmp_path / "s.ptw", "--duration", "0.3")
+        done = cli.run("record", "-p", str(target.pid), *words).good()
+        assert "written in place" in done.stderr and done.totals.hits > 10
+        assert locked() == before
+        assert target.exit_code is None

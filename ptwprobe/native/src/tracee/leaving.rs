@@ -183,11 +183,11 @@ impl Owner {
         };
         let mut out = parts.is_empty() || self.apply(pid, &all, &Terms::default()).is_ok();
         if !out {
-            let mut alone = |part| match self.apply(pid, part, &Terms::default()) {
+            let mut alone = |part: &Change| match self.apply(pid, part, &Terms::default()) {
                 Ok(_) => true,
                 Err(e) => e.kind == "unmapped",
             };
-            out = parts.iter().map(&mut alone).filter(|done| !done).count() == 0;
+            out = self.parts_to_undo(pid).iter().map(&mut alone).filter(|done| !done).count() == 0;
         }
         if out {
             for _ in 0..ATTEMPTS {
