@@ -195,10 +195,13 @@ class Prepared:
     def _clean_up(self, places: Sequence[tuple[int, int]]) -> None:
         calls: list[tuple[str, Call]] = [("close", (SYS_CLOSE, [fd])) for fd in self._remote_fds]
         calls += [("munmap", (SYS_MUNMAP, [addr, length])) for addr, length in places]
-        # A target that is gone, or cannot be stopped now, is told of by what comes next; then these stay.
-        with contextlib.suppress(TargetError):
-            if calls:
+        if calls:
+            try:
                 self._call(calls)
+            except TargetError as error:
+                # It does not come to a stand now, say: these go with the rest that is mapped.
+                done = len(error.results) if isinstance(error, RemoteCallError) else 0
+                self._mapped.mappings += places[max(done - len(self._remote_fds), 0) :]
         if self._places:
             with contextlib.suppress(TargetError):
                 self._mapped.tell()

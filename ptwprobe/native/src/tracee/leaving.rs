@@ -183,11 +183,10 @@ impl Owner {
         };
         let mut out = parts.is_empty() || self.apply(pid, &all, &Terms::default()).is_ok();
         if !out {
-            let mut alone = |part: &Change| match self.apply(pid, part, &Terms::default()) {
-                Ok(_) => true,
-                Err(e) => e.kind == "unmapped",
-            };
-            out = self.parts_to_undo(pid).iter().map(&mut alone).filter(|done| !done).count() == 0;
+            out = true;
+            for part in self.parts_to_undo(pid) {
+                out &= self.apply(pid, &part, &Terms::default()).map_or_else(|e| e.kind == "unmapped", |_| true);
+            }
         }
         if out {
             for _ in 0..ATTEMPTS {
