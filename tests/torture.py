@@ -143,7 +143,12 @@ def changed_code(pid: int) -> list[str]:
                 continue
             with Path(area.path).open("rb") as file:
                 wanted = os.pread(file.fileno(), area.end - area.start, area.offset)
-            has = os.pread(memory.fileno(), len(wanted), area.start)
+            try:
+                has = os.pread(memory.fileno(), len(wanted), area.start)
+            except OSError:
+                # Something changes just now.
+                found.append(f"{area} cannot be read")
+                continue
             if has != wanted:
                 at = next(i for i in range(len(wanted)) if has[i : i + 1] != wanted[i : i + 1])
                 found.append(

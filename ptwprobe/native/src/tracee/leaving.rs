@@ -72,6 +72,7 @@ impl Owner {
     /// Remember what a target has of ours now, so that it goes even when the recorder dies. `fresh`: it was mapped just now,
     /// so that nobody can be in there before a patch is in.
     pub fn set_mapped(&mut self, pid: i32, mapped: Mapped, fresh: bool) {
+        self.noted.remove(&pid);
         if mapped == Mapped::default() {
             self.mapped.remove(&pid);
             self.inside.remove(&pid);
@@ -87,6 +88,37 @@ impl Owner {
             } else {
                 self.inside.remove(&pid);
             }
+        }
+    }
+
+    /// What calls in the target have mapped, up to the next `set_mapped`: the recorder may die before it can tell.
+    pub(super) fn note_mapped(&mut self, pid: i32, calls: &[Call], results: &[i64]) {
+        for (call, result) in calls.iter().zip(results) {
+            let [addr, Arg::Value(len), Arg::Value(prot), Arg::Value(flags), ..] = call.args else { continue };
+            let worked = !(-4095..0).contains(result);
+            // Over what was mapped before, or not at a place of its own.
+            let fixed = flags & libc::MAP_FIXED as u64 != 0;
+            if call.number == libc::SYS_mmap && worked && !fixed {
+                let noted = self.noted.entry(pid).or_default();
+                let is_code = prot & libc::PROT_EXEC as u64 != 0;
+                let list = if is_code { &mut noted.stubs } else { &mut noted.data };
+                list.push((*result as u64, len));
+            } else if let (libc::SYS_munmap, Arg::Value(addr), true) = (call.number, addr, worked) {
+                if let Some(noted) = self.noted.get_mut(&pid) {
+                    noted.stubs.retain(|(start, _)| *start != addr);
+                    noted.data.retain(|(start, _)| *start != addr);
+                }
+            }
+        }
+    }
+
+    /// The recorder died: what was noted is all that will ever be told of it.
+    pub(super) fn take_over_noted(&mut self) {
+        for (pid, noted) in self.noted.drain() {
+            let mapped = self.mapped.entry(pid).or_default();
+            mapped.stubs.extend(noted.stubs);
+            mapped.data.extend(noted.data);
+            self.inside.remove(&pid);
         }
     }
 
@@ -192,6 +224,7 @@ impl Owner {
             for _ in 0..ATTEMPTS {
                 match self.unmap(pid) {
                     Ok(inside) if !inside.is_empty() => self.serve_until(Instant::now() + BETWEEN_ATTEMPTS),
+                    Err(e) if e.kind == "busy" => self.serve_until(Instant::now() + BETWEEN_ATTEMPTS),
                     _ => break,
                 }
             }

@@ -202,6 +202,7 @@ pub struct Owner {
     pub(super) installed: HashMap<i32, BTreeMap<u64, Site>>,
     pub(super) switched: HashMap<i32, Switched>,
     pub(super) mapped: HashMap<i32, Mapped>,
+    pub(super) noted: HashMap<i32, Mapped>,
     /// The threads that were in a stub, or return into one, when the last patch came out. Nobody else gets there.
     pub(super) inside: HashMap<i32, Vec<i32>>,
     /// The memory of the programs that we have mapped into. Reads fail once another program has taken a program's place.
@@ -232,6 +233,7 @@ impl Owner {
             installed: HashMap::new(),
             switched: HashMap::new(),
             mapped: HashMap::new(),
+            noted: HashMap::new(),
             inside: HashMap::new(),
             programs: HashMap::new(),
             gadgets: HashMap::new(),
@@ -276,6 +278,7 @@ impl Owner {
     /// The end, by wish or because the recorder died: gates closed, patches out, everything let go.
     pub(super) fn finish(&mut self) {
         self.gates.close_all();
+        self.take_over_noted();
         let changed: HashSet<i32> = self.installed.keys().chain(self.mapped.keys()).copied().collect();
         for pid in changed {
             self.take_out(pid);
@@ -290,6 +293,7 @@ impl Owner {
         self.installed.remove(&pid);
         self.switched.remove(&pid);
         self.mapped.remove(&pid);
+        self.noted.remove(&pid);
         self.inside.remove(&pid);
         self.programs.remove(&pid);
         self.gadgets.remove(&pid);

@@ -199,10 +199,13 @@ impl Owner {
     /// Execute `calls` one after the other in one thread of the target; ends after the first that fails, whose result (a
     /// negative errno) is the last returned. `scratch` is in the target's memory meanwhile.
     pub fn remote(&mut self, pid: i32, calls: &[Call], scratch: &mut [u8]) -> Result<Vec<i64>> {
-        if self.procs.get(&pid).is_some_and(Proc::stands) {
-            return self.remote_stopped(pid, calls, scratch);
-        }
-        self.with_one(pid, |owner, tid| owner.remote_on(pid, tid, calls, scratch))
+        let results = if self.procs.get(&pid).is_some_and(Proc::stands) {
+            self.remote_stopped(pid, calls, scratch)?
+        } else {
+            self.with_one(pid, |owner, tid| owner.remote_on(pid, tid, calls, scratch))?
+        };
+        self.note_mapped(pid, calls, &results);
+        Ok(results)
     }
 
     /// The thread that executes our calls: the base of its thread-local storage, and whether it may read the time stamp
