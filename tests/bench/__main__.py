@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from tests.bench import hit_cost
+from tests.bench import hit_cost, pause
 from tests.bench.table import Result
 
-BENCHES: dict[str, Callable[[int], Result]] = {"hit-cost": hit_cost.run}
+BENCHES: dict[str, Callable[[int], Result]] = {"hit-cost": hit_cost.run, "pause": pause.run}
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::time::{Duration, Instant};
 
-use super::owner::{open_memory, Owner, Proc};
+use super::owner::{open_memory, Owner, Proc, Turn};
 use super::procfs::Status;
 use super::{sys, Error, Result};
 
@@ -101,10 +101,11 @@ impl Owner {
         let Some(proc) = self.procs.remove(&pid) else {
             return Err(Error::gone(pid));
         };
-        // Those that wait in calls come last, as in `go`.
-        for waits in [false, true] {
+        // Those that sleep come last, as in `go`.
+        for late in [false, true] {
             for (tid, thread) in &proc.threads {
-                if self.calls.contains_key(tid) == waits && self.tids.contains_key(tid) {
+                let sleeps = thread.turn() == Turn::Resting || self.calls.contains_key(tid);
+                if sleeps == late && self.tids.contains_key(tid) {
                     self.let_go(*tid, thread.state);
                 }
             }

@@ -86,6 +86,7 @@ impl Owner {
         if partial {
             self.may_trace(pid)?;
         }
+        self.prepare_calls(pid);
         let done = self.take_one(pid, partial).and_then(|tid| work(self, tid));
         self.give_threads_back(pid, partial);
         done
@@ -99,6 +100,7 @@ impl Owner {
         work: impl FnOnce(&mut Owner) -> Result<T>,
     ) -> Result<Option<T>> {
         let partial = !self.procs.contains_key(&pid);
+        self.prepare_calls(pid);
         let asked = self.ask_to_stop(pid, tid, partial);
         let taken = asked.and_then(|asked| if asked { self.wait_for_one(pid, LONG_PATIENCE) } else { Ok(None) });
         let done = match taken {
@@ -133,10 +135,6 @@ impl Owner {
                 return Err(Error::gone(pid));
             }
             for tid in candidates {
-                if let Some(memory) = open_memory(tid).ok().filter(|_| partial) {
-                    // Looked for now, while nobody stands; whether they are of any use shows later.
-                    let _ = self.find_gadgets(pid, tid, memory.as_fd());
-                }
                 if self.ask_to_stop(pid, tid, partial)? {
                     if let Some(tid) = self.wait_for_one(pid, PATIENCE)? {
                         return Ok(tid);
@@ -235,6 +233,7 @@ impl Owner {
 
     /// All borrowed threads, also those that did not come to a stop, are the program's own again.
     fn give_threads_back(&mut self, pid: i32, partial: bool) {
+        self.areas.remove(&pid);
         let Some(proc) = self.procs.get_mut(&pid) else {
             return;
         };

@@ -15,6 +15,7 @@ use super::gate::Gates;
 use super::leaving::Mapped;
 use super::pages::Switched;
 use super::plan::Site;
+use super::procfs::{self, Mapping};
 use super::spawn::{Halt, Shared};
 use super::timeouts::Sleep;
 use super::{sys, Error, Result};
@@ -51,13 +52,14 @@ pub struct Thread {
     pub wanted: bool,
     /// Was traced before, perhaps with other options.
     pub adopted: bool,
+    /// Slept in a call when it was last looked at.
+    pub resting: bool,
 }
 
 impl Thread {
     pub fn running() -> Self {
-        let state = State::Running;
         Thread {
-            state,
+            state: State::Running,
             regs: sys::NO_REGS,
             interrupted: false,
             was_group_stopped: false,
@@ -67,11 +69,39 @@ impl Thread {
             sibling: false,
             wanted: false,
             adopted: false,
+            resting: false,
         }
     }
 
     pub fn is_stopped(&self) -> bool {
         matches!(self.state, State::Stopped { .. })
+    }
+
+    pub fn turn(&self) -> Turn {
+        match (self.sibling, self.resting) {
+            (true, _) => Turn::Siblings,
+            (false, true) => Turn::Resting,
+            (false, false) => Turn::Threads,
+        }
+    }
+}
+
+/// In which order the tasks of a process are brought to a stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Turn {
+    /// However many there are, the program runs on meanwhile.
+    Resting,
+    Threads,
+    /// Not before all threads stand: a thread in vfork waits for its child.
+    Siblings,
+}
+
+impl Turn {
+    pub fn next(self) -> Turn {
+        match self {
+            Turn::Resting => Turn::Threads,
+            Turn::Threads | Turn::Siblings => Turn::Siblings,
+        }
     }
 }
 
@@ -87,8 +117,8 @@ pub struct Proc {
     /// How many threads are in `State::Running`.
     pub running: usize,
     pub goal: Goal,
-    /// Whether siblings have to stand still, too. Not before all threads do: a thread in vfork waits for its child.
-    pub holding_siblings: bool,
+    /// Up to whom tasks have to stand still.
+    pub turn: Turn,
     /// All tasks are known; new ones are reported by the kernel.
     pub complete: bool,
     /// Only some threads are traced: those that are borrowed for a moment.
@@ -112,7 +142,7 @@ impl Proc {
             threads: BTreeMap::new(),
             running: 0,
             goal: Goal::Run,
-            holding_siblings: false,
+            turn: Turn::Threads,
             complete: false,
             partial: false,
             stepping: false,
@@ -136,14 +166,14 @@ impl Proc {
 
     /// Whether all that has to stand still now does.
     pub fn is_still(&self) -> bool {
-        let free = |t: &Thread| t.sibling && !self.holding_siblings;
-        self.running == 0 || self.threads.values().all(|t| t.state != State::Running || free(t))
+        self.running == 0 || self.threads.values().all(|t| t.state != State::Running || t.turn() > self.turn)
     }
 
     /// Whether a task is on its way to a stand.
     pub fn has_to_stop(&self, tid: i32) -> bool {
-        let (sibling, wanted) = self.threads.get(&tid).map_or((false, false), |t| (t.sibling, t.wanted));
-        wanted || self.goal == Goal::Stop && (!sibling || self.holding_siblings)
+        let thread = self.threads.get(&tid);
+        let its_turn = self.goal == Goal::Stop && thread.is_none_or(|t| t.turn() <= self.turn);
+        its_turn || thread.is_some_and(|t| t.wanted)
     }
 
     pub fn set_state(&mut self, tid: i32, state: State) {
@@ -213,6 +243,8 @@ pub struct Owner {
     pub(super) parked: Vec<Parked>,
     /// Sites that were taken out for a program's handler, by pid.
     pub(super) ended: HashMap<i32, Vec<u64>>,
+    /// What is mapped where, read shortly before a stop in which it is to be known.
+    pub(super) areas: HashMap<i32, Vec<Mapping>>,
     pub(super) gates: Gates,
     pub(super) shared: Arc<Shared>,
     pub(super) original_mask: libc::sigset_t,
@@ -240,6 +272,7 @@ impl Owner {
             copies: HashMap::new(),
             parked: Vec::new(),
             ended: HashMap::new(),
+            areas: HashMap::new(),
             gates: Gates::default(),
             shared,
             // SAFETY: plain integers, for which zero (no signal) is a value.
@@ -285,6 +318,20 @@ impl Owner {
         }
         for pid in self.procs.keys().copied().collect::<Vec<_>>() {
             let _ = self.detach(pid);
+        }
+    }
+
+    /// Find out what the calls of a thread will need, while nobody stands. What fails here is told by the calls.
+    pub(super) fn prepare_calls(&mut self, pid: i32) {
+        let alive = procfs::tasks(pid).unwrap_or_default().into_iter().find_map(|tid| {
+            let memory = open_memory(tid).ok()?;
+            Some((tid, memory))
+        });
+        if let Some((tid, memory)) = alive {
+            let _ = self.find_gadgets(pid, tid, memory.as_fd());
+            if let Ok(maps) = procfs::maps(tid) {
+                self.areas.insert(pid, maps);
+            }
         }
     }
 

@@ -182,7 +182,9 @@ impl Owner {
                 owner.detach(pid)?;
             }
             Ok(stopped_at)
-        })?;
+        });
+        self.areas.remove(&pid);
+        let stopped_at = stopped_at?;
         let stood = stopped_at.elapsed();
         self.remember_copies(pid, &change.sites);
         self.note_exchanges(pid, &plan.exchanges);

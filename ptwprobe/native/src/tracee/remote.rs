@@ -8,17 +8,22 @@
 //! the registers before the mask, and at the end the mask before the registers.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::IntoRawFd;
 use std::time::{Duration, Instant};
 
 use super::frame::Frame;
 use super::gadgets::Gadgets;
 use super::owner::{Owner, Proc, State};
-use super::procfs::{self, Status};
+use super::procfs::{self, Mapping, Status};
 use super::{calls, sys, Error, Result};
 
 const USER_CODE_SEGMENT: u64 = 0x33;
 const PAGE: u64 = 4096;
+const FAILURES: Range<i64> = -4095..0;
+/// A thread that runs is not kept from it for longer than these take.
+const CALLS_AT_ONCE: usize = 6;
+const SPIN: Duration = Duration::from_micros(40);
 const STACK_ALIGN: usize = 16;
 /// Of the vector state of a thread, in bytes; AMX takes 11 KiB.
 const MOST_XSTATE: usize = 16 << 10;
@@ -153,12 +158,15 @@ impl Borrowed {
 
 /// (event, signal) of the next stop of a thread that is to stop.
 pub(super) fn wait_for_stop(tid: i32) -> std::result::Result<(i32, i32), Lost> {
+    let begun = Instant::now();
     let mut dead = false;
     loop {
         match sys::wait_for(tid) {
             Some((_, status)) if libc::WIFSTOPPED(status) => return Ok((status >> 16, libc::WSTOPSIG(status))),
             Some((_, status)) => return Err(Lost(Some(status))),
             None if dead => return Err(Lost(None)),
+            // To sleep and be woken takes longer than most calls.
+            None if begun.elapsed() < SPIN => std::hint::spin_loop(),
             None => {
                 let reported = sys::sleep_until(Some(Instant::now() + LOOK_AGAIN));
                 dead = !reported && Status::read(tid).is_none_or(|s| s.is_dead());
@@ -169,8 +177,10 @@ pub(super) fn wait_for_stop(tid: i32) -> std::result::Result<(i32, i32), Lost> {
 
 /// Write a frame that takes a thread back from our calls below its stack pointer, and `scratch` below that. None where the
 /// thread cannot return by one, or where it is not sure that the room there is the thread's own.
-fn lay_frame(pid: i32, tid: i32, saved: &sys::Regs, mask: u64, gadgets: &Gadgets, scratch: &[u8]) -> Option<Laid> {
-    if !gadgets.can_return() || Status::read(tid)?.has_shadow_stack {
+fn lay_frame(borrowed: &Borrowed, pid: i32, gadgets: &Gadgets, maps: &[Mapping], scratch: &[u8]) -> Option<Laid> {
+    let Borrowed { tid, saved, mask, .. } = borrowed;
+    let (tid, mask) = (*tid, *mask);
+    if !gadgets.can_return() || sys::has_shadow_stack(tid) {
         return None;
     }
     let mut xstate = vec![0u8; MOST_XSTATE];
@@ -180,7 +190,6 @@ fn lay_frame(pid: i32, tid: i32, saved: &sys::Regs, mask: u64, gadgets: &Gadgets
     bytes.resize(scratch.len().next_multiple_of(STACK_ALIGN), 0);
     let addr = frame.addr.checked_sub(bytes.len() as u64)?;
     bytes.extend_from_slice(&frame.bytes);
-    let maps = procfs::maps(tid).ok()?;
     let stack = maps.iter().find(|m| (m.start..m.end).contains(&saved.rsp))?;
     // The first thread's stack, or one that a libc made: that has the thread's own data at its upper end. Others may be
     // small and lie next to anything (goroutines, coroutines, alternate stacks).
@@ -199,11 +208,27 @@ impl Owner {
     /// Execute `calls` one after the other in one thread of the target; ends after the first that fails, whose result (a
     /// negative errno) is the last returned. `scratch` is in the target's memory meanwhile.
     pub fn remote(&mut self, pid: i32, calls: &[Call], scratch: &mut [u8]) -> Result<Vec<i64>> {
-        let results = if self.procs.get(&pid).is_some_and(Proc::stands) {
-            self.remote_stopped(pid, calls, scratch)?
-        } else {
-            self.with_one(pid, |owner, tid| owner.remote_on(pid, tid, calls, scratch))?
-        };
+        if self.procs.get(&pid).is_some_and(Proc::stands) {
+            let results = self.remote_stopped(pid, calls, scratch)?;
+            self.note_mapped(pid, calls, &results);
+            return Ok(results);
+        }
+        let mut results = Vec::with_capacity(calls.len());
+        let tid = self.with_one(pid, |owner, tid| {
+            owner.some_on(pid, tid, calls, scratch, &mut results)?;
+            Ok(tid)
+        })?;
+        // The thread has to run in between; the same one, since another may have other files.
+        while results.len() < calls.len() && results.last().is_none_or(|r| !FAILURES.contains(r)) {
+            let more = |owner: &mut Owner| owner.some_on(pid, tid, calls, scratch, &mut results);
+            match self.with_thread(pid, tid, more) {
+                Ok(Some(())) => {}
+                // What was done can be undone by another thread.
+                Ok(None) => results.push(-i64::from(libc::ESRCH)),
+                Err(e) if e.kind == "busy" => results.push(-i64::from(libc::EBUSY)),
+                Err(e) => return Err(e),
+            }
+        }
         self.note_mapped(pid, calls, &results);
         Ok(results)
     }
@@ -228,9 +253,35 @@ impl Owner {
 
     /// Same on one stopped thread; others may run.
     pub(super) fn remote_on(&mut self, pid: i32, tid: i32, calls: &[Call], scratch: &mut [u8]) -> Result<Vec<i64>> {
+        let mut results = Vec::with_capacity(calls.len());
+        self.calls_on(pid, tid, calls, scratch, &mut results)?;
+        Ok(results)
+    }
+
+    /// The next few of `calls`, those before having given `results`.
+    fn some_on(
+        &mut self,
+        pid: i32,
+        tid: i32,
+        calls: &[Call],
+        scratch: &mut [u8],
+        results: &mut Vec<i64>,
+    ) -> Result<()> {
+        let end = calls.len().min(results.len() + CALLS_AT_ONCE);
+        self.calls_on(pid, tid, calls.get(..end).unwrap_or_default(), scratch, results)
+    }
+
+    fn calls_on(
+        &mut self,
+        pid: i32,
+        tid: i32,
+        calls: &[Call],
+        scratch: &mut [u8],
+        results: &mut Vec<i64>,
+    ) -> Result<()> {
         let gadgets = self.gadgets(pid, tid)?;
         let suspended = self.pass_seccomp(pid, tid)?;
-        let done = self.borrow(pid, tid, &gadgets, calls, scratch);
+        let done = self.borrow(pid, tid, &gadgets, calls, scratch, results);
         if suspended {
             let _ = sys::set_options(tid, self.options_of(pid));
         }
@@ -252,7 +303,8 @@ impl Owner {
         gadgets: &Gadgets,
         calls: &[Call],
         scratch: &mut [u8],
-    ) -> Result<Vec<i64>> {
+        results: &mut Vec<i64>,
+    ) -> Result<()> {
         self.settle_time(tid);
         let os = |e| Error::os(pid, "borrowing a thread", e);
         let mut saved = sys::get_regs(tid).map_err(os)?;
@@ -261,18 +313,22 @@ impl Owner {
             saved.rip = abort;
         }
         let mask = sys::get_sigmask(tid).map_err(os)?;
-        let frame = lay_frame(pid, tid, &saved, mask, gadgets, scratch);
-        let syscall_addr = if frame.is_some() { gadgets.syscall_ret } else { gadgets.syscall };
-        let borrowed = Borrowed { tid, saved, mask, syscall_addr, frame };
+        let mut borrowed = Borrowed { tid, saved, mask, syscall_addr: gadgets.syscall, frame: None };
+        borrowed.frame = match self.areas.get(&pid) {
+            Some(maps) => lay_frame(&borrowed, pid, gadgets, maps, scratch),
+            None => lay_frame(&borrowed, pid, gadgets, &procfs::maps(tid)?, scratch),
+        };
+        if borrowed.frame.is_some() {
+            borrowed.syscall_addr = gadgets.syscall_ret;
+        }
         // A call that does nothing, so that the registers come before the mask.
         borrowed.prepare(libc::SYS_getpid, [0; 6]);
         sys::set_sigmask(tid, u64::MAX).map_err(os)?;
-        let mut results = Vec::with_capacity(calls.len());
-        let outcome = self.run_calls(pid, &borrowed, calls, scratch, &mut results);
+        let outcome = self.run_calls(pid, &borrowed, calls, scratch, results);
         match outcome.and_then(|done| borrowed.give_back().map(|group| (done, group))) {
             Ok((done, group)) => {
                 self.given_back(pid, &borrowed, group);
-                done.map(|()| results)
+                done
             }
             Err(lost) => {
                 self.on_lost(pid, tid, &lost);
@@ -325,7 +381,7 @@ impl Owner {
         }
         let mut done = if needs_page { self.write_memory(pid, at, scratch) } else { Ok(()) };
         if done.is_ok() {
-            for call in calls {
+            for call in calls.iter().skip(results.len()) {
                 let args = call.args.map(|arg| match arg {
                     Arg::Value(value) => value,
                     Arg::Scratch(offset) => at.wrapping_add(offset),
@@ -336,7 +392,7 @@ impl Owner {
                     number => borrowed.call(number, args)?,
                 };
                 results.push(result);
-                if (-4095..0).contains(&result) {
+                if FAILURES.contains(&result) {
                     break;
                 }
             }
@@ -379,17 +435,18 @@ impl Owner {
 
     /// Before the first call: get the filter out of the way, or refuse. True where it is suspended now.
     fn pass_seccomp(&mut self, pid: i32, tid: i32) -> Result<bool> {
-        let status = Status::read(tid).ok_or_else(|| Error::gone(pid))?;
-        let refuse = |why: &str| Err(Error::new("seccomp", format!("process {pid} ({}) {why}", status.name)));
+        let refuse = |why: &str| {
+            let name = Status::read(tid).ok_or_else(|| Error::gone(pid))?.name;
+            Err(Error::new("seccomp", format!("process {pid} ({name}) {why}")))
+        };
         if sys::dispatches_syscalls(tid) {
             return refuse("handles its own system calls (user dispatch), so none can be made in it");
         }
-        if status.seccomp == 0 {
-            return Ok(false);
-        }
+        // Whether there is a filter now or not: one may come from another thread.
         match sys::set_options(tid, self.options_of(pid) | sys::SUSPEND_SECCOMP) {
             Ok(()) => Ok(true),
             Err(libc::ESRCH) => Err(Error::gone(pid)),
+            Err(_) if Status::read(tid).is_some_and(|s| s.seccomp == 0) => Ok(false),
             Err(_) => refuse("filters its system calls (seccomp), which only root can suspend"),
         }
     }

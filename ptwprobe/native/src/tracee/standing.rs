@@ -54,6 +54,7 @@ impl ThreadIds {
 impl Owner {
     /// Before the stop of a change of `sites`.
     pub(super) fn prepare_standing(&mut self, pid: i32, sites: &[&Site], terms: &Terms) -> Result<Standing> {
+        self.prepare_calls(pid);
         let installed = self.installed.get(&pid);
         let comes_out = |i: &Site| {
             let at = sites.partition_point(|s| s.addr < i.addr);

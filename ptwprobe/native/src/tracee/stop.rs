@@ -2,20 +2,32 @@
 
 use std::time::{Duration, Instant};
 
-use super::owner::{Goal, Owner, Proc, State, Thread};
+use super::owner::{Goal, Owner, Proc, State, Thread, Turn};
 use super::procfs::{self, Status};
 use super::{sys, Error, Result};
 
 /// How long threads may take to stop before everything is let go again.
 const STOP_LIMIT: Duration = Duration::from_millis(100);
+const FEW: usize = 4;
 /// When to look whether a thread that does not report has ended.
 const SWEEP_AFTER: Duration = Duration::from_millis(3);
 
-fn interrupt_running(proc: &mut Proc, siblings: bool) {
-    for (tid, thread) in proc.threads.iter_mut().filter(|(_, t)| t.sibling == siblings) {
-        if thread.state == State::Running {
+/// Those whose turn it is.
+fn interrupt_running(proc: &mut Proc) {
+    let turn = proc.turn;
+    for (tid, thread) in proc.threads.iter_mut().filter(|(_, t)| t.turn() <= turn) {
+        if thread.state == State::Running && !thread.interrupted {
             thread.interrupted = sys::interrupt(*tid).is_ok();
         }
+    }
+}
+
+/// Who sleeps now: those are stopped first, while the others run on.
+fn look_who_rests(proc: &mut Proc) {
+    // Of a few threads, to look takes longer than to stop them.
+    let many = proc.running > FEW;
+    for (tid, thread) in proc.threads.iter_mut().filter(|(_, t)| t.state == State::Running) {
+        thread.resting = many && procfs::run_state(*tid) == Some('S');
     }
 }
 
@@ -34,9 +46,10 @@ impl Owner {
         let deadline = begun + STOP_LIMIT;
         let mut sweep = begun + SWEEP_AFTER;
         let proc = self.proc(pid)?;
+        look_who_rests(proc);
         proc.goal = Goal::Stop;
-        proc.holding_siblings = false;
-        interrupt_running(proc, false);
+        proc.turn = Turn::Resting;
+        interrupt_running(proc);
         loop {
             loop {
                 let proc = self.proc(pid)?;
@@ -45,14 +58,14 @@ impl Owner {
                     return Err(Error::new("gone", format!("process {pid} executes another program")));
                 }
                 if proc.is_still() {
-                    if !proc.threads.values().any(Thread::is_stopped) {
-                        return Err(Error::gone(pid));
-                    }
                     if proc.running == 0 {
+                        if !proc.threads.values().any(Thread::is_stopped) {
+                            return Err(Error::gone(pid));
+                        }
                         break;
                     }
-                    proc.holding_siblings = true;
-                    interrupt_running(proc, true);
+                    proc.turn = proc.turn.next();
+                    interrupt_running(proc);
                 }
                 match self.next_report(deadline.min(sweep)) {
                     Some((tid, status)) => self.dispatch(tid, status),
@@ -127,19 +140,23 @@ impl Owner {
             return;
         }
         proc.goal = Goal::Run;
-        proc.holding_siblings = false;
-        // Those that wait in calls come last: there is more to do for them. By key, since starting a thread may change the
-        // table; nothing is allocated.
-        for waits in [false, true] {
+        proc.turn = Turn::Threads;
+        // Those that sleep can wait, and there is more to do for those in calls. By key, since starting a thread may change
+        // the table; nothing is allocated.
+        for late in [false, true] {
             let mut next = 0;
-            while let Some(tid) = self.procs.get(&pid).and_then(|p| p.threads.range(next..).next()).map(|(tid, _)| *tid)
-            {
-                if self.calls.contains_key(&tid) == waits {
+            while let Some((tid, turn)) = self.next_thread(pid, next) {
+                if late == (turn == Turn::Resting || self.calls.contains_key(&tid)) {
                     self.start(pid, tid);
                 }
                 next = tid + 1;
             }
         }
+    }
+
+    fn next_thread(&self, pid: i32, from: i32) -> Option<(i32, Turn)> {
+        let (tid, thread) = self.procs.get(&pid)?.threads.range(from..).next()?;
+        Some((*tid, thread.turn()))
     }
 
     /// Run `work` with all tasks of `pid` at a stand; a process that is not attached is attached for that time only.
