@@ -1,8 +1,8 @@
 """``pause``: for how long a program is kept from running while probes go in and come out, as the program sees it.
 
-A thread of the target reads the clock all the time; the figure is the longest gap between two readings. Each participant
-acts on a fresh process, everybody in turn in each run. "nothing" is what the machine does to the program by itself in
-the same time; "stop-all" is one stop of all threads, in which nothing is done.
+A thread of the target reads the clock all the time; the figure is the longest gap between two readings. Each
+participant acts on a fresh process, everybody in turn in each run. "nothing" is what the machine does to the program
+by itself in the same time; "stop-all" is one stop of all threads, in which nothing is done.
 """
 
 from __future__ import annotations
