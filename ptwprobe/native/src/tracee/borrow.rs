@@ -12,11 +12,11 @@ use super::procfs::{self, Status};
 use super::{sys, Error, Result};
 
 /// How long to look for a thread that comes to a stop.
-const LIMIT: Duration = Duration::from_millis(100);
+const LIMIT: Duration = Duration::from_millis(300);
 /// How long a thread is waited for before one more is asked; one that runs may have to wait for a CPU itself.
 const PATIENCE: Duration = Duration::from_millis(2);
 /// Same where only this thread will do.
-const LONG_PATIENCE: Duration = Duration::from_millis(20);
+const LONG_PATIENCE: Duration = Duration::from_millis(100);
 /// So many threads are asked what they do before the best of them is taken.
 const MOST_ASKED: usize = 256;
 /// Running threads that are enough to choose from.
