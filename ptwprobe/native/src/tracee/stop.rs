@@ -8,7 +8,9 @@ use super::{sys, Error, Result};
 
 /// How long threads may take to stop before everything is let go again.
 const STOP_LIMIT: Duration = Duration::from_millis(100);
-const FEW: usize = 4;
+/// How long those that sleep are stopped before the others.
+const MOST_FIRST: Duration = Duration::from_millis(5);
+const FEW: usize = 16;
 /// When to look whether a thread that does not report has ended.
 const SWEEP_AFTER: Duration = Duration::from_millis(3);
 
@@ -64,6 +66,11 @@ impl Owner {
                         }
                         break;
                     }
+                    proc.turn = proc.turn.next();
+                    interrupt_running(proc);
+                }
+                if proc.turn == Turn::Resting && begun.elapsed() > MOST_FIRST {
+                    // They do not get to run, perhaps for those that do.
                     proc.turn = proc.turn.next();
                     interrupt_running(proc);
                 }
