@@ -145,6 +145,9 @@ impl Owner {
                 }
             }
         }
+        if Status::read(pid).is_none_or(|s| s.is_dead()) {
+            return Err(Error::gone(pid));
+        }
         let limit = LIMIT.as_millis();
         Err(Error::new("busy", format!("no thread of process {pid} stopped within {limit} ms")))
     }
