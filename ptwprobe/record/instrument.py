@@ -7,8 +7,11 @@ out in ``patch.install``, what becomes of the hits in ``record.session``.
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
 from ptwprobe import _native
 from ptwprobe.errors import NotYetError, RefusalReason, RefusedError
@@ -39,8 +42,14 @@ DEFAULT_RING_BITS = 24
 """16 MiB for each CPU: a third of a second at a million two-argument hits a second."""
 MAPPINGS_FACTOR = 8
 """A target must have left so many times the mappings that the ring takes."""
+BUSY_SECONDS = 1.0
+"""How long a target that does not come to a stand is tried."""
+BUSY_PAUSE = 0.02
 MAP_ATTEMPTS = 4
 """A running target may map memory where a stub was about to go."""
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -177,7 +186,7 @@ class Instrumented:
                 f"process {self.process.pid} may have only {left} more mappings, and the ring alone takes {needed}",
                 "raise vm.max_map_count (sysctl)",
             )
-        self.ring = self.target.map_ring(rings, ring_bits)
+        self.ring = patiently(lambda: self.target.map_ring(rings, ring_bits))
         return self.ring
 
     def build(self, plan: Plan, form: StubForm = StubForm.RING) -> list[tuple[PlannedSite, Patch]]:
@@ -196,7 +205,8 @@ class Instrumented:
             before = set(self.allocator.ranges())
             built, refused = self._build_once(plan, self.allocator, form)
             try:
-                self.target.map_stub_space([r for r in self.allocator.ranges() if r not in before])
+                new = [r for r in self.allocator.ranges() if r not in before]
+                patiently(partial(self.target.map_stub_space, new))
                 break
             except RemoteCallError as error:
                 # The target has mapped something there since its maps were read.
@@ -250,8 +260,8 @@ class Instrumented:
         """
         loads = [load for p in (*self.patches, *patches) for load in p.stub.loads]
         if loads:
-            self.target.watch(loads)
-        self.paused_ns += self.target.apply(patches)
+            patiently(lambda: self.target.watch(loads))
+        self.paused_ns += patiently(lambda: self.target.apply(patches))
         self.patches += patches
         self.target.open_gate()
 
@@ -297,6 +307,21 @@ class Instrumented:
     def remove(self) -> bool:
         """Take every patch out and let the target go; returns whether ring and stubs could be unmapped, too."""
         return self.target.leave()
+
+
+def patiently(step: Callable[[], _T]) -> _T:
+    """Try ``step``, which changes nothing where it is refused as busy, for a second.
+
+    On a loaded machine a thread may get no CPU in the time that it has for coming to a stand.
+    """
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return step()
+        except RefusedError as error:
+            if error.reason is not RefusalReason.BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(BUSY_PAUSE)
 
 
 def describe_refusals(refused: Sequence[RefusedSite], say: Callable[[str], None]) -> None:
