@@ -1,38 +1,46 @@
-"""``pause``: for how long a program is kept from running while probes go in and come out, as the program sees it.
+"""``pause``: for how long a program is kept from running while probes go in and come out.
 
-A thread of the target reads the clock all the time; the figure is the longest gap between two readings. Each
-participant acts on a fresh process, everybody in turn in each run. "nothing" is what the machine does to the program
-by itself in the same time; "stop-all" is one stop of all threads, in which nothing is done.
+Two figures. What the program sees: a thread of it reads the clock all the time, and the figure is the longest gap
+between two readings while the change is made ("gap"). And what we know: the time between the last thread's stop and the
+first one's going on ("stood still"). The gap holds whatever else the machine did to the thread in that time, so that
+"nothing" stands beside it: the longest gap in as many ms in which nobody does anything. "stop-all" is one stop of all
+threads in which nothing is done. Everybody in turn, many times; the medians count. All of it runs at the highest
+priority that is not real-time (which would be throttled), so that what else the machine does weighs little.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar, cast
 
 from ptwprobe import _native
 from ptwprobe.model import StubForm
 from ptwprobe.probe.spec import parse
 from ptwprobe.process import Process
 from ptwprobe.record.eventtable import EventTable
-from ptwprobe.record.instrument import Instrumented, plan_sites
+from ptwprobe.record.instrument import Instrumented, Plan, plan_sites
 from tests import tracefs
 from tests.bench.table import Result, Row, Verdict
 from tests.progs.build import build
 from tests.symbols import function
 from tests.targets import Target
 
-PROBES = [1, 100, 2000]
+OURS = {1: 8, 100: 4, 2000: 1}
+"""Probes → how often they go in and out in a run."""
+UPROBES = {1: 4, 100: 1}
+"""2,000 uprobes take minutes to be removed."""
 BLOCKED = {"1 thread": 0, "200 threads": 199}
-QUIET_S = 0.05
-SETTLE_S = 0.01
-MOST_UPROBES_OFTEN = 100
-"""More uprobes than these take minutes to come and go, so that one run has to do."""
+FUNCTION_SIZE = 64
+"""Of the program, from the start of fn_0 to that of fn_1."""
 
-Gaps = dict[str, float]
-"""Who → the longest gap in µs."""
+Add = Callable[[str, float], None]
+"""Takes a figure: who, µs."""
+_T = TypeVar("_T")
 
 
 def run(runs: int) -> Result:
@@ -41,17 +49,46 @@ def run(runs: int) -> Result:
     uprobes = tracefs.available()
     if not uprobes:
         result.notes.append("uprobe: tracefs is not mounted or not writable")
-    with tempfile.TemporaryDirectory() as folder:
+    with preferred(result.notes), tempfile.TemporaryDirectory() as folder:
         binary = build("gaps", Path(folder))
-        for turn in range(runs):
+        plans: dict[int, list[str]] = {count: [f"fn_{i} a=$arg1 b=$arg2" for i in range(count)] for count in OURS}
+        for _ in range(runs):
             for threads, blocked in BLOCKED.items():
-                for case, act in turns(binary, turn, uprobes):
+                for count, probes in plans.items():
+                    case = f"{threads}, {'1 probe' if count == 1 else f'{count:,} probes'}"
+
+                    def add(who: str, us: float, case: str = case) -> None:
+                        values.setdefault((who, case), []).append(round(us, 1))
+
                     with Target([str(binary), "1", str(blocked)]) as target:
-                        for who, gap in act(Watched(target)).items():
-                            values.setdefault((who, f"{threads}, {case}"), []).append(round(gap, 1))
-    result.rows = [Row(case, who, "us", tuple(gaps)) for (who, case), gaps in values.items()]
+                        ours(Watched(target), probes, OURS[count], add)
+                        if uprobes:
+                            for _ in range(UPROBES.get(count, 0)):
+                                kernels(Watched(target), binary, count, add)
+    result.rows = [Row(case, who, "us", tuple(found)) for (who, case), found in values.items()]
     result.verdicts = verdicts(result)
     return result
+
+
+@contextmanager
+def preferred(notes: list[str]) -> Iterator[None]:
+    """At the highest priority that is not real-time; the scheduler's group of this session (sched(7)), too."""
+    group, before = Path("/proc/self/autogroup"), os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, -20)
+        group_before = group.read_text().split()[-1] if group.exists() else ""
+        if group_before:
+            group.write_text("-20")
+    except PermissionError:
+        notes.append("at usual priority: whatever else the machine does is in the figures")
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, before)
+        if group_before:
+            group.write_text(group_before)
 
 
 class Watched:
@@ -60,71 +97,85 @@ class Watched:
     def __init__(self, target: Target) -> None:
         self.pid = target.pid
         self._target = target
+        self.gap = 0.0
+        """The longest in µs in the last :meth:`during`."""
+        self.took = 0.0
+        """The s that the last :meth:`during` took."""
 
-    def longest_gap(self, act: Callable[[], object]) -> float:
-        """The longest gap in µs while ``act`` runs."""
+    def during(self, act: Callable[[], _T]) -> _T:
         self._target.ask()
-        act()
-        # A gap is told when it is over.
-        time.sleep(SETTLE_S)
-        return int(self._target.ask().split()[1]) / 1000
+        begun = time.monotonic()
+        done = act()
+        self.took = time.monotonic() - begun
+        self.gap = int(self._target.ask().split()[1]) / 1000
+        return done
 
 
-def turns(binary: Path, turn: int, uprobes: bool) -> list[tuple[str, Callable[[Watched], Gaps]]]:
-    """What is measured in one turn, as (case, how)."""
-    out: list[tuple[str, Callable[[Watched], Gaps]]] = [("no probe", without_probe)]
-    for count in PROBES:
-        out.append((_probes(count), lambda watched, count=count: ours(watched, count)))  # type: ignore[misc]
-        if uprobes and (count <= MOST_UPROBES_OFTEN or not turn):
-            out.append((_probes(count), lambda watched, count=count: kernels(watched, binary, count)))  # type: ignore[misc]
-    return out
+class Timed:
+    """A tracer that keeps how long, in µs, the target stood still for its last change."""
+
+    def __init__(self, tracer: _native.Tracer) -> None:
+        self._tracer = tracer
+        self.stood_us = 0.0
+
+    def apply(self, *arguments: object, **named: object) -> int:
+        stood: int = self._tracer.apply(*arguments, **named)  # type: ignore[arg-type]
+        self.stood_us = stood / 1000
+        return stood
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._tracer, name)
 
 
-def _probes(count: int) -> str:
-    return "1 probe" if count == 1 else f"{count:,} probes"
-
-
-def without_probe(watched: Watched) -> Gaps:
-    tracer = _native.Tracer()
-    try:
-        return {
-            "nothing": watched.longest_gap(lambda: time.sleep(QUIET_S)),
-            "stop-all": watched.longest_gap(lambda: tracer.threads(watched.pid)),
-        }
-    finally:
-        tracer.close()
-
-
-def ours(watched: Watched, count: int) -> Gaps:
+def ours(watched: Watched, probes: list[str], times: int, add: Add) -> None:
     """All that a recording does to its target on the way in, and on the way out."""
     process = Process(watched.pid)
-    tracer = _native.Tracer()
-    instrumented = Instrumented(tracer, process)
-    plan = plan_sites(process, [parse(f"fn_{i} a=$arg1 b=$arg2") for i in range(count)], EventTable())
+    plan = plan_sites(process, [parse(probe) for probe in probes], EventTable())
+    for _ in range(times):
+        tracer = _native.Tracer()
+        timed = Timed(tracer)
+        try:
+            once(watched, timed, Instrumented(cast(_native.Tracer, timed), process), plan, add)
+            watched.during(lambda tracer=tracer: tracer.threads(watched.pid))  # type: ignore[misc]
+            add("stop-all: gap", watched.gap)
+        finally:
+            tracer.close()
+
+
+def once(watched: Watched, tracer: Timed, instrumented: Instrumented, plan: Plan, add: Add) -> None:
+    watched.during(lambda: instrumented.map_ring(rings=1, ring_bits=16))
+    gap = watched.gap
+    # Assembling is ours alone; what it writes goes into the new mappings, through /proc/PID/mem.
+    patches = [patch for _, patch in instrumented.build(plan, StubForm.RING)]
 
     def go_in() -> None:
-        instrumented.map_ring(rings=1, ring_bits=16)
-        instrumented.install([patch for _, patch in instrumented.build(plan, StubForm.RING)])
+        instrumented.install(patches)
         instrumented.release()
 
-    try:
-        gap_in = watched.longest_gap(go_in)
-        gap_out = watched.longest_gap(instrumented.remove)
-    finally:
-        tracer.close()
-    return {"ptwprobe in": gap_in, "ptwprobe out": gap_out}
+    watched.during(go_in)
+    add("ptwprobe in: gap", max(gap, watched.gap))
+    add("ptwprobe in: stood still", tracer.stood_us)
+    clean = watched.during(instrumented.remove)
+    took = watched.took
+    add("ptwprobe out: gap", watched.gap)
+    add("ptwprobe out: stood still", tracer.stood_us)
+    if not clean:
+        raise RuntimeError(f"not everything came out: {instrumented.target.notes}")
+    watched.during(lambda: time.sleep(took))
+    add("nothing: gap", watched.gap)
 
 
-def kernels(watched: Watched, binary: Path, count: int) -> Gaps:
+def kernels(watched: Watched, binary: Path, count: int, add: Add) -> None:
     """The same functions, by the kernel's uprobes."""
-    names = [f"fn_{i}" for i in range(count)]
-    events = [tracefs.Uprobe(name, binary, function(binary, name)[1], "a=%di:s64 b=%si:s64") for name in names]
-    uprobes = tracefs.Uprobes(events, buffer_kb=64)
-    try:
-        gap_in = watched.longest_gap(uprobes.__enter__)
-    finally:
-        gap_out = watched.longest_gap(lambda: uprobes.__exit__(None, None, None))
-    return {"uprobe in": gap_in, "uprobe out": gap_out}
+    first = function(binary, "fn_0")[1]
+    uprobes = tracefs.Uprobes(
+        [tracefs.Uprobe(f"fn_{i}", binary, first + FUNCTION_SIZE * i, "a=%di:s64 b=%si:s64") for i in range(count)],
+        buffer_kb=64,
+    )
+    watched.during(uprobes.__enter__)
+    add("uprobe in: gap", watched.gap)
+    watched.during(lambda: uprobes.__exit__(None, None, None))
+    add("uprobe out: gap", watched.gap)
 
 
 # In which case, and how many µs at most.
@@ -134,9 +185,9 @@ _BOUNDS = [("1 thread, 1 probe", 1000), ("200 threads, 1 probe", 8000)]
 def verdicts(result: Result) -> list[Verdict]:
     found = []
     for case, bound in _BOUNDS:
-        for who in ("ptwprobe in", "ptwprobe out"):
+        for who in ("ptwprobe in: gap", "ptwprobe out: gap"):
             value = result.value(case, who)
             if value is not None:
-                text = f"{who}, {case}: longest gap {value:,.0f} us (median); bound {bound:,} us"
+                text = f"{who}, {case}: {value:,.0f} us (median); bound {bound:,} us"
                 found.append(Verdict(value < bound, text))
     return found

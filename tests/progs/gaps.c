@@ -19,7 +19,7 @@ __asm__(".text\n.altmacro\n.macro function n\n.p2align 6\n.globl fn_\\n\n.type f
         "fn_\\n: lea (%rdi,%rsi),%rax\n add $\\n,%rax\n nop\n ret\n.size fn_\\n,.-fn_\\n\n.endm\n"
         ".set i,0\n.rept 2000\nfunction %i\n.set i,i+1\n.endr\n.noaltmacro");
 
-static _Atomic uint64_t longest[MOST_HOT];
+static _Atomic uint64_t longest[MOST_HOT], latest[MOST_HOT];
 
 static uint64_t now(void)
 {
@@ -30,12 +30,12 @@ static uint64_t now(void)
 
 static void *read_clock(void *argument)
 {
-    _Atomic uint64_t *mine = argument;
+    _Atomic uint64_t *mine = argument, *last = &latest[mine - longest];
     for (uint64_t before = now();;) {
         uint64_t t = now();
         if (t - before > atomic_load_explicit(mine, memory_order_relaxed))
             atomic_store_explicit(mine, t - before, memory_order_relaxed);
-        before = t;
+        atomic_store_explicit(last, before = t, memory_order_release);
     }
     return NULL;
 }
@@ -82,8 +82,11 @@ int main(int argc, char **argv)
     puts("ready");
     fflush(stdout);
     while (fgets(line, sizeof line, stdin)) {
-        uint64_t all = 0;
+        uint64_t all = 0, asked = now();
         for (long i = 0; i < hot; i++) {
+            // A gap is known when it is over.
+            while (atomic_load_explicit(&latest[i], memory_order_acquire) < asked)
+                usleep(20);
             uint64_t gap = atomic_exchange(&longest[i], 0);
             all = gap > all ? gap : all;
         }
