@@ -60,8 +60,11 @@ def attempts_until(target: Target, probes: list[str], folder: Path, seconds: flo
 
 def check_clean(pid: int) -> None:
     assert not ours(pid)
-    assert not changed_code(pid)
     assert not traced_threads(pid)
+    # A program that loads and unloads objects may do so at the very moment of a look.
+    looks = (changed_code(pid) for _ in range(20))
+    changed = next((found for found in looks if not any("cannot be read" in text for text in found)), ["never at rest"])
+    assert not changed
 
 
 # ---------------------------------------------------------------- ends and new beginnings
@@ -202,6 +205,10 @@ def test_32_python_threads_while_malloc_is_probed_again_and_again(start: Start, 
 # ---------------------------------------------------------------- real programs
 
 
+READS_STDIN = "0 0x0 "
+"""In /proc/PID/syscall: the program and its objects are loaded, and it waits for its input."""
+
+
 @pytest.fixture(scope="module")
 def big_input(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_input(tmp_path_factory.mktemp("input") / "input.txt")
@@ -226,6 +233,8 @@ def test_a_real_program_attached_to_fifty_times(name: str, big_input: Path, tmp_
     with output.open("wb") as file:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file)
     assert process.stdin is not None
+    while not Path(f"/proc/{process.pid}/syscall").read_text().startswith(READS_STDIN):
+        time.sleep(0.005)
     found = []
     for piece in pieces:
         writer = threading.Thread(target=process.stdin.write, args=(piece,))
