@@ -286,6 +286,19 @@ class Process:
         Raises:
             PermissionDeniedError: the memory is not ours to read, or not mapped.
         """
+        data = self.read_some(addr, size)
+        if len(data) == size:
+            return data
+        raise PermissionDeniedError(
+            f"process {self.pid}: the {size} bytes at {addr:#x} are not readable", "they have to be mapped"
+        )
+
+    def read_some(self, addr: int, size: int) -> bytes:
+        """Same, up to the first page that cannot be read: it is not mapped, or behind the end of the mapped file.
+
+        Raises:
+            PermissionDeniedError: the memory is not ours to read.
+        """
         with self._guard(f"the memory at {addr:#x}"):
             fd = os.open(self._proc("mem"), os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -294,13 +307,9 @@ class Process:
             data = b""
         finally:
             os.close(fd)
-        if len(data) == size:
-            return data
-        if not self.exists:
+        if len(data) < size and not self.exists:
             raise self._gone()
-        raise PermissionDeniedError(
-            f"process {self.pid}: the {size} bytes at {addr:#x} are not readable", "they have to be mapped"
-        )
+        return data
 
     def entry_point(self) -> int:
         """Runtime address of the program's entry (AT_ENTRY); 0 where it is not told."""

@@ -57,7 +57,8 @@ def read_stubs(process: Process, areas: Sequence[Area]) -> tuple[list[Stub], lis
             unknown.append(f"the {area.length:,} bytes of stubs at {area.start:#x} are more than can be looked through")
             continue
         left -= area.length
-        code = process.read(area.start, area.length)
+        # A recorder that died before it wrote the file of its stubs has left one without pages.
+        code = process.read_some(area.start, area.length)
         at = 0
         while more := _NOT_FILLING.search(code, at):
             stub = match_stub(code[more.start() :], area.start + more.start())

@@ -194,10 +194,8 @@ BAD = [
 
 @pytest.fixture
 def killer(progs: Programs, start: Start, tmp_path: Path, full: bool) -> Killer:
-    if not full:
-        pytest.skip("python -m tests.full kills")
     killer = Killer(Torture(start("nice", "-n", "5", progs("torture"), "8", "1000")), tmp_path, seed=time.time_ns())
-    for probes in (GOOD, BAD) * 2:
+    for probes in (GOOD, BAD) * (2 if full else 1):
         killer.round(probes, let_live=True)
         killer.torture.check_untouched("a recording that nobody kills")
     return killer
@@ -207,19 +205,19 @@ each_kind = pytest.mark.parametrize("probes", [GOOD, BAD], ids=["good-pointers",
 
 
 @each_kind
-def test_the_recorder_killed_at_random_moments(killer: Killer, probes: list[str]) -> None:
+def test_the_recorder_killed_at_random_moments(killer: Killer, probes: list[str], full: bool) -> None:
     """Its tracing task lives on, and cleans up."""
-    for turn in range(250):
+    for turn in range(250 if full else 8):
         killer.round(probes)
         killer.torture.check_untouched(f"kill {turn} ({dict(killer.where)})")
     killer.torture.finish()
     print(killer.summary())
 
 
-def test_the_recorder_and_its_tracing_task_killed_at_random_moments(killer: Killer) -> None:
+def test_the_recorder_and_its_tracing_task_killed_at_random_moments(killer: Killer, full: bool) -> None:
     """Nobody is left to clean up: the target runs on, and ``detach`` or the next recording restores its code."""
     pid = killer.torture.pid
-    for turn in range(500):
+    for turn in range(500 if full else 8):
         killer.round(GOOD, owner_too=True)
         killer.torture.check(f"kill of both {turn}")
         if turn % 4 == 3:

@@ -7,6 +7,7 @@ pub mod clock;
 pub mod codemap;
 pub mod cpu;
 pub mod demangle;
+mod heap;
 pub mod listing;
 pub mod perfdata;
 pub mod pt;

@@ -266,9 +266,8 @@ impl Owner {
         let (Some(memory), Some(mapped)) = (self.programs.get(&pid), self.mapped.get(&pid)) else {
             return Ok(());
         };
-        let mut byte = [0u8];
         match mapped.first() {
-            Some(addr) if sys::read_at(memory.as_fd(), addr, &mut byte).is_err() => {
+            Some(addr) if !sys::has_memory(memory.as_fd(), addr) => {
                 Err(Error::new("gone", format!("process {pid} executes another program")))
             }
             _ => Ok(()),

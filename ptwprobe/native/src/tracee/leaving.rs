@@ -26,15 +26,14 @@ const RING_NAME: &str = "/memfd:ptwprobe-ring";
 
 /// The descriptors of a process that lead to a memfd with a name of ours.
 fn files_of_ours(pid: i32) -> Vec<u64> {
-    let folder = std::fs::read_dir(format!("/proc/{pid}/fd"));
-    let is_ours = |entry: &std::fs::DirEntry| {
-        std::fs::read_link(entry.path()).is_ok_and(|link| {
+    let names = procfs::names(&format!("/proc/{pid}/fd")).unwrap_or_default();
+    let is_ours = |name: &String| {
+        std::fs::read_link(format!("/proc/{pid}/fd/{name}")).is_ok_and(|link| {
             let link = link.to_string_lossy();
-            OUR_NAMES.iter().any(|name| link.starts_with(name))
+            OUR_NAMES.iter().any(|ours| link.starts_with(ours))
         })
     };
-    let ours = folder.into_iter().flatten().flatten().filter(is_ours);
-    ours.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    names.into_iter().filter(is_ours).filter_map(|name| name.parse().ok()).collect()
 }
 
 /// What a target has of ours, as (address, length).

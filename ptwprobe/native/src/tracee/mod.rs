@@ -18,6 +18,7 @@ mod gadgets;
 mod gate;
 mod launch;
 mod leaving;
+mod orphan;
 mod owner;
 mod pages;
 mod plan;

@@ -1,8 +1,13 @@
 //! What /proc says about a process: its tasks, their state and masks, its mappings.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
 
 use super::Error;
+
+/// Bytes of a folder's entries that are read at a time.
+const ENTRIES: usize = 32 << 10;
 
 /// The fields of /proc/PID/status that tracing needs. Signal sets have bit N-1 for signal N.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -90,14 +95,32 @@ pub fn innermost_tid(tid: i32) -> Option<i32> {
 
 /// The tids of a process; an error when there is no such process.
 pub fn tasks(pid: i32) -> Result<Vec<i32>, Error> {
-    let gone = |_| Error::gone(pid);
-    let mut out = Vec::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/task")).map_err(gone)? {
-        if let Some(tid) = entry.map_err(gone)?.file_name().to_str().and_then(|n| n.parse().ok()) {
-            out.push(tid);
+    let names = names(&format!("/proc/{pid}/task")).map_err(|_| Error::gone(pid))?;
+    Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+}
+
+/// The names of what is in a folder. Not by opendir, which takes memory from the system's allocator (`heap`).
+pub fn names(folder: &str) -> io::Result<Vec<String>> {
+    let folder = File::open(folder)?;
+    let mut names = Vec::new();
+    let mut entries = vec![0u8; ENTRIES];
+    loop {
+        // SAFETY: the buffer is valid for its length.
+        let got =
+            unsafe { libc::syscall(libc::SYS_getdents64, folder.as_raw_fd(), entries.as_mut_ptr(), entries.len()) };
+        let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
+        if got == 0 {
+            return Ok(names);
+        }
+        let mut left = entries.get(..got).unwrap_or_default();
+        // getdents64(2): inode and offset, 8 bytes each, the length of the entry, 2 bytes, its type, and the name.
+        while let Some([low, high]) = left.get(16..18) {
+            let length = usize::from(u16::from_ne_bytes([*low, *high]));
+            let name = left.get(19..length).unwrap_or_default().split(|byte| *byte == 0).next().unwrap_or_default();
+            names.push(String::from_utf8_lossy(name).into_owned());
+            left = left.get(length.max(1)..).unwrap_or_default();
         }
     }
-    Ok(out)
 }
 
 /// How the memfds begin that take the place of code; the name tells, last but one, where the file's pages are meanwhile.

@@ -214,13 +214,19 @@ impl Owner {
             return Ok(results);
         }
         let mut results = Vec::with_capacity(calls.len());
+        let done = self.remote_running(pid, calls, scratch, &mut results);
+        self.note_mapped(pid, calls, &results);
+        done.map(|()| results)
+    }
+
+    fn remote_running(&mut self, pid: i32, calls: &[Call], scratch: &mut [u8], results: &mut Vec<i64>) -> Result<()> {
         let tid = self.with_one(pid, |owner, tid| {
-            owner.some_on(pid, tid, calls, scratch, &mut results)?;
+            owner.some_on(pid, tid, calls, scratch, results)?;
             Ok(tid)
         })?;
         // The thread has to run in between; the same one, since another may have other files.
         while results.len() < calls.len() && results.last().is_none_or(|r| !FAILURES.contains(r)) {
-            let more = |owner: &mut Owner| owner.some_on(pid, tid, calls, scratch, &mut results);
+            let more = |owner: &mut Owner| owner.some_on(pid, tid, calls, scratch, results);
             match self.with_thread(pid, tid, more) {
                 Ok(Some(())) => {}
                 // What was done can be undone by another thread.
@@ -229,8 +235,7 @@ impl Owner {
                 Err(e) => return Err(e),
             }
         }
-        self.note_mapped(pid, calls, &results);
-        Ok(results)
+        Ok(())
     }
 
     /// The thread that executes our calls: the base of its thread-local storage, and whether it may read the time stamp

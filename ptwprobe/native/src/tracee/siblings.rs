@@ -23,8 +23,8 @@ fn newest_pid() -> i32 {
 
 /// All processes that share the memory of the task `like`.
 fn search_all(like: i32) -> Vec<i32> {
-    let names = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.file_name());
-    let pids = names.filter_map(|name| name.to_str().and_then(|n| n.parse().ok()));
+    let names = procfs::names("/proc").unwrap_or_default();
+    let pids = names.iter().filter_map(|name| name.parse().ok());
     pids.filter(|pid| sys::shares_memory(like, *pid)).collect()
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{collect, sys, Error, Owner, Result};
+use super::{collect, orphan, sys, Error, Owner, Result};
 
 const STACK: usize = 1 << 20;
 /// Events that nobody fetches are dropped beyond this many, the oldest clone first.
@@ -63,6 +63,9 @@ impl Shared {
     }
 
     pub fn push(&self, event: Event) {
+        if orphan::is_known() {
+            return;
+        }
         let mut state = self.lock();
         if state.events.len() >= EVENTS_KEPT {
             // A program that makes threads all the time must not push out the news of its end.
@@ -74,6 +77,9 @@ impl Shared {
     }
 
     pub fn set_halt(&self, pid: i32, halt: Option<Halt>) {
+        if orphan::is_known() {
+            return;
+        }
         let mut state = self.lock();
         match halt {
             Some(h) => state.halts.insert(pid, h),
@@ -147,8 +153,12 @@ impl Handle {
         let command = move |owner: &mut Owner| {
             let done = catch_unwind(AssertUnwindSafe(|| work(owner)));
             let done = done.unwrap_or_else(|_| Err(Error::new("failed", "the tracing task broke off a command")));
-            // The caller may have been torn down meanwhile; then nobody wants the answer.
-            let _ = reply.send(done);
+            if orphan::is_known() {
+                std::mem::forget(reply);
+            } else {
+                // The caller may have been torn down meanwhile; then nobody wants the answer.
+                let _ = reply.send(done);
+            }
         };
         self.commands.send(Box::new(command)).map_err(|_| ended())?;
         self.kick();
@@ -247,31 +257,31 @@ fn host(start: Start, shared: &Shared) {
     shared.changed.notify_all();
 }
 
+/// What the recorder wants, as long as it lives.
+fn next(commands: &Receiver<Command>) -> Option<Command> {
+    (!orphan::is_known()).then(|| commands.try_recv().ok()).flatten()
+}
+
 extern "C" fn run(argument: *mut libc::c_void) -> libc::c_int {
     // SAFETY: `host` made the box for us and does not touch it again.
     let Start { mut owner, commands, recorder, ready } = *unsafe { Box::from_raw(argument.cast::<Start>()) };
-    // SAFETY: each call changes this task only: its name, its signal table (not shared), its death signal.
+    // SAFETY: each call changes this task only: its name; or reads an id.
     let me = unsafe {
         libc::prctl(libc::PR_SET_NAME, c"ptwprobe-owner".as_ptr());
-        libc::prctl(libc::PR_SET_PDEATHSIG, sys::KICK);
         libc::getpid()
     };
     collect::prepare();
-    // SAFETY: reads an id.
-    let orphaned = || unsafe { libc::getppid() } != recorder;
+    orphan::prepare(recorder);
     owner.begin(me);
     let _ = ready.send(());
     drop(ready);
-    let died = loop {
-        while let Ok(command) = commands.try_recv() {
+    loop {
+        while let Some(command) = next(&commands) {
             command(&mut owner);
             owner.tend();
         }
-        if owner.is_ending() {
-            break false;
-        }
-        if orphaned() {
-            break true;
+        if owner.is_ending() || orphan::look() {
+            break;
         }
         if let Some((tid, status)) = sys::wait_any() {
             owner.dispatch(tid, status);
@@ -279,23 +289,10 @@ extern "C" fn run(argument: *mut libc::c_void) -> libc::c_int {
             sys::sleep_until(owner.due());
         }
         owner.tend();
-    };
-    // A recorder that was killed may have held any lock, the allocator's included: then nothing is freed, and an alarm
-    // ends a cleaning-up that hangs, after which the kernel lets the targets go.
-    if died {
-        // SAFETY: both change this task only.
-        unsafe {
-            let mut alarm: libc::sigset_t = std::mem::zeroed();
-            libc::sigemptyset(&mut alarm);
-            libc::sigaddset(&mut alarm, libc::SIGALRM);
-            libc::signal(libc::SIGALRM, libc::SIG_DFL);
-            libc::sigprocmask(libc::SIG_UNBLOCK, &alarm, std::ptr::null_mut());
-            libc::alarm(5);
-        }
     }
     owner.finish();
-    if died {
-        // SAFETY: ends this task; nothing is dropped on purpose.
+    if orphan::look() {
+        // Dropping takes locks. SAFETY: ends this task.
         unsafe { libc::_exit(0) };
     }
     0

@@ -241,6 +241,15 @@ pub fn read_at(file: BorrowedFd<'_>, addr: u64, buf: &mut [u8]) -> Result<(), Er
     }
 }
 
+/// Whether the program whose /proc/PID/mem `file` is still runs. Once it has ended or been replaced a read is at its end
+/// (proc_pid_mem(5), `mem_rw` in fs/proc/base.c). That `addr` cannot be read says nothing: pages of a file that is not
+/// that long yet, as a new memfd of ours, cannot.
+pub fn has_memory(file: BorrowedFd<'_>, addr: u64) -> bool {
+    let mut byte = 0u8;
+    // SAFETY: `byte` is valid for its length.
+    unsafe { libc::pread(file.as_raw_fd(), (&raw mut byte).cast(), 1, addr as i64) != 0 }
+}
+
 /// One write, never split: what does not go in at once is an error.
 pub fn write_at(file: BorrowedFd<'_>, addr: u64, bytes: &[u8]) -> Result<(), Errno> {
     // SAFETY: `bytes` is valid for its length.
