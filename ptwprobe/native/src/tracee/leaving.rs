@@ -204,32 +204,53 @@ impl Owner {
 
     /// The recorder died: take the patches of a target out, and what else it has of ours.
     pub(super) fn take_out(&mut self, pid: i32) {
+        // As with all of this: a target that cannot be had is left as it is.
+        if self.try_often(|owner| owner.restore(pid).map(|()| true)).is_err() {
+            return;
+        }
+        let _ = self.try_often(|owner| owner.unmap(pid).map(|inside| inside.is_empty()));
+        let _ = self.close_files(pid);
+    }
+
+    /// Do `work` until it is done (true), or fails for another reason than that the target is busy.
+    fn try_often(&mut self, mut work: impl FnMut(&mut Owner) -> Result<bool>) -> Result<bool> {
+        let mut done = work(self);
+        for _ in 1..ATTEMPTS {
+            match &done {
+                Ok(true) => break,
+                Err(e) if e.kind != "busy" => break,
+                _ => self.serve_until(Instant::now() + BETWEEN_ATTEMPTS),
+            }
+            done = work(self);
+        }
+        done
+    }
+
+    /// A target that is gone, runs another program or is patched by somebody else is left as it is; one place that cannot
+    /// be restored (its library was unloaded, say) is not to keep the others.
+    fn restore(&mut self, pid: i32) -> Result<()> {
         let parts = self.parts_to_undo(pid);
-        // A target that is gone, runs another program or is patched by somebody else is left as it is; one place that
-        // cannot be restored (its library was unloaded, say) is not to keep the others.
         let all = Change {
             sites: parts.iter().flat_map(|part| part.sites.clone()).collect(),
             switches: parts.iter().flat_map(|part| part.switches.clone()).collect(),
             carried: Vec::new(),
         };
-        let mut out = parts.is_empty() || self.apply(pid, &all, &Terms::default()).is_ok();
-        if !out {
-            out = true;
-            for part in self.parts_to_undo(pid) {
-                out &= self.apply(pid, &part, &Terms::default()).map_or_else(|e| e.kind == "unmapped", |_| true);
+        if parts.is_empty() {
+            return Ok(());
+        }
+        match self.apply(pid, &all, &Terms::default()) {
+            Ok(_) => return Ok(()),
+            Err(e) if e.kind == "busy" => return Err(e),
+            Err(_) => {}
+        }
+        let mut done = Ok(());
+        for part in self.parts_to_undo(pid) {
+            match self.apply(pid, &part, &Terms::default()) {
+                Err(e) if e.kind != "unmapped" => done = Err(e),
+                _ => {}
             }
         }
-        if out {
-            for _ in 0..ATTEMPTS {
-                match self.unmap(pid) {
-                    Ok(inside) if !inside.is_empty() => self.serve_until(Instant::now() + BETWEEN_ATTEMPTS),
-                    Err(e) if e.kind == "busy" => self.serve_until(Instant::now() + BETWEEN_ATTEMPTS),
-                    _ => break,
-                }
-            }
-            // As with all of this: a target that cannot be had is left as it is.
-            let _ = self.close_files(pid);
-        }
+        done
     }
 
     /// What is still changed: every switched range with its sites, and every site that was written.

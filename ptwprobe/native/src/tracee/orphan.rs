@@ -12,7 +12,7 @@ use crate::heap;
 /// Comes at the death of a thread of the recorder that has children: ours is the host, which lives as long as the process.
 const DEATH: libc::c_int = libc::SIGUSR2;
 /// For cleaning up.
-const MOST_SECONDS: u32 = 5;
+const MOST_SECONDS: u32 = 8;
 
 static RECORDER: AtomicI32 = AtomicI32::new(0);
 static DIED: AtomicBool = AtomicBool::new(false);
