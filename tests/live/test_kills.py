@@ -207,7 +207,7 @@ each_kind = pytest.mark.parametrize("probes", [GOOD, BAD], ids=["good-pointers",
 @each_kind
 def test_the_recorder_killed_at_random_moments(killer: Killer, probes: list[str], full: bool) -> None:
     """Its tracing task lives on, and cleans up."""
-    for turn in range(250 if full else 8):
+    for turn in range(250 if full else 9):
         killer.round(probes)
         killer.torture.check_untouched(f"kill {turn} ({dict(killer.where)})")
     killer.torture.finish()
@@ -217,7 +217,7 @@ def test_the_recorder_killed_at_random_moments(killer: Killer, probes: list[str]
 def test_the_recorder_and_its_tracing_task_killed_at_random_moments(killer: Killer, full: bool) -> None:
     """Nobody is left to clean up: the target runs on, and ``detach`` or the next recording restores its code."""
     pid = killer.torture.pid
-    for turn in range(500 if full else 8):
+    for turn in range(500 if full else 4):
         killer.round(GOOD, owner_too=True)
         killer.torture.check(f"kill of both {turn}")
         if turn % 4 == 3:
