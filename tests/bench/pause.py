@@ -136,10 +136,22 @@ def ours(watched: Watched, probes: list[str], times: int, add: Add) -> None:
         timed = Timed(tracer)
         try:
             once(watched, timed, Instrumented(cast(_native.Tracer, timed), process), plan, add)
-            watched.during(lambda tracer=tracer: tracer.threads(watched.pid))  # type: ignore[misc]
+            stop_all(watched, tracer)
             add("stop-all: gap", watched.gap)
         finally:
             tracer.close()
+
+
+def stop_all(watched: Watched, tracer: _native.Tracer) -> None:
+    """As often as a recording tries it on a busy machine."""
+    for last in (False,) * 9 + (True,):
+        try:
+            watched.during(lambda: tracer.threads(watched.pid))
+        except _native.NativeError as error:
+            if error.args[0] != "busy" or last:
+                raise
+        else:
+            return
 
 
 def once(watched: Watched, tracer: Timed, instrumented: Instrumented, plan: Plan, add: Add) -> None:
