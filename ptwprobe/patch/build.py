@@ -48,7 +48,10 @@ def build_patch(
     addr = allocator.allocate(size, lowest, highest, near=window.site_addr)
     if addr is None:
         elsewhere = nearest_window(code_map, site) if code_map else None
-        detail = f"no free {size} bytes for the stub between {lowest:#x} and {highest:#x}"
+        where = f"between {lowest:#x} and {highest:#x}"
+        if lowest >= highest:
+            where = f"at {lowest:#x}, the only place where a jump that fits here can lead"
+        detail = f"no free {size} bytes for the stub {where}"
         raise refused(site, window.displaced, RefusalReason.NO_STUB_SPACE, detail, elsewhere=elsewhere)
     try:
         stub = assemble(replace(request, stub_addr=addr))

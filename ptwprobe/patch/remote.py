@@ -95,11 +95,19 @@ class ThreadIdsError(TargetError):
     """A thread does not have its id where the stubs would read it. Nothing was changed."""
 
 
+_LIMITS = {
+    errno.EMFILE: "the process has as many files open as it may: raise its limit (prlimit --nofile)",
+    errno.ENOMEM: "the process may not have more memory: raise its limit (prlimit --as), or take a smaller ring (-m)",
+}
+"""What a limit of the target's own means."""
+
+
 class RemoteCallError(TargetError):
     """A system call in the target failed. ``results``: those of the calls before it."""
 
     def __init__(self, pid: int, what: str, number: int, results: list[int]) -> None:
-        super().__init__(f"process {pid}: {what} failed: {os.strerror(number)} ({errno.errorcode.get(number, number)})")
+        name = errno.errorcode.get(number, number)
+        super().__init__(f"process {pid}: {what} failed: {os.strerror(number)} ({name})", _LIMITS.get(number, ""))
         self.number = number
         self.results = results
 

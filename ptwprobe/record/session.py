@@ -92,7 +92,10 @@ class Session:
         if not pids and not command:
             raise UsageError("nothing to record", "give -p PID, or a command after --")
         if pids and command:
-            raise UsageError("both processes and a command were given", "give either -p PID or a command after --")
+            raise UsageError(
+                "both processes and a command were given",
+                "give either -p PID or a command after --; each probe needs a -e of its own",
+            )
         for p in set(pids):
             if pids.count(p) > 1:
                 raise UsageError(f"process {p} was given twice", "give each process once")
