@@ -131,8 +131,8 @@ def test_two_hundred_threads_at_full_speed(progs: Programs, start: Start, tmp_pa
     torture = Torture(start("nice", "-n", "19", progs("torture"), "200", "1000", wait_s=120))
     probes = [f"{function} a=$arg1 b=$arg2" for function in WELL_BEHAVED]
     found = [attempt(torture.pid, probes, tmp_path, 0.05) for _ in range(50 if full else 2)]
-    # Two hundred threads on few CPUs may well be too slow for a stop: then nothing is changed; or one waits long for a CPU
-    # inside a stub, which stays mapped. At the end all that is left to a later command.
+    # Two hundred threads on few CPUs may well be too slow for a stop: then nothing is changed; or one waits long for a
+    # CPU inside a stub, which stays mapped. At the end all that is left to a later command.
     assert set(found) <= {"recorded", "busy"}
     end = time.monotonic() + 120
     while cli.run("detach", "-p", str(torture.pid)).exit_code == 4:
