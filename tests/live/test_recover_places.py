@@ -41,6 +41,12 @@ def test_recording_is_refused_where_no_journal_can_be_kept(worker: Target, tmp_p
     assert layout(worker.pid) == before
 
 
+def detach_inside(pid: int) -> subprocess.CompletedProcess[str]:
+    """``detach -p 1`` in the namespaces of ``pid``."""
+    command = ["nsenter", "-m", "-p", "-t", str(pid), *cli.COMMAND, "detach", "-p", "1"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def test_a_target_in_other_namespaces(progs: Programs, start: Start, tmp_path: Path) -> None:
     """As in a container: its own mounts, /run among them, and pids of its own."""
     shutil.copy(progs("forks_on"), tmp_path / "forks_on")
@@ -53,24 +59,14 @@ def test_a_target_in_other_namespaces(progs: Programs, start: Start, tmp_path: P
         assert child_of_outer is not None
         assert (child_of_outer["state"], child_of_outer["recorder"]) == ("recorded", recording.process.pid)
         # From inside, where the journal is not to be seen, the recorder is still known to be there.
-        inside = subprocess.run(
-            ["nsenter", "-m", "-p", "-t", str(pid), *cli.COMMAND, "detach", "-p", "1"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        inside = detach_inside(pid)
         assert inside.returncode == 4, inside.stderr
         assert "in the hands" in inside.stderr
         kill_both(recording.process)
     left = status_of(pid)
     assert left is not None
     assert left["state"] == "left-over"
-    inside = subprocess.run(
-        ["nsenter", "-m", "-p", "-t", str(pid), *cli.COMMAND, "detach", "-p", "1"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    inside = detach_inside(pid)
     assert inside.returncode == 0, inside.stderr
     assert "1 site restored, 5 mappings taken out" in inside.stdout
     assert status_of(pid) is None

@@ -2,7 +2,7 @@
 //!
 //! Order: all old bytes are as planned; no thread, restart point or signal frame is inside a window, or the thread can be
 //! moved exactly; threads are moved; code is switched by the page (`pages`), and every site that is in no such page is
-//! written by one write; everything is read back. While the target stands, nothing is allocated.
+//! written by one write; everything is read back. What is large is made before the target stands: plan, calls, buffers.
 
 use std::time::{Duration, Instant};
 
