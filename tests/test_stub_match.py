@@ -6,7 +6,7 @@ import functools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ptwprobe import _native
@@ -80,6 +80,24 @@ requests = st.builds(
 )
 
 
+# Two words of the pt form with nothing between them, each by a template of its own.
+CONSTANT_THEN_REGISTER = StubRequest(
+    form=StubForm.PT,
+    event_id=1,
+    arguments=(
+        Argument("value", Constant(7), ValueType(TypeKind.UNSIGNED, 8), ""),
+        Argument("value", Register("rax"), ValueType(TypeKind.UNSIGNED, 8), ""),
+        Argument("value", Constant(7), ValueType(TypeKind.UNSIGNED, 8), ""),
+        Argument("value", Register("rax"), ValueType(TypeKind.UNSIGNED, 64), ""),
+    ),
+    stub_addr=SITE + 0x1000,
+    site_addr=SITE,
+    displaced=DISPLACED[0],
+    continue_addr=SITE + len(DISPLACED[0]),
+    paced=False,
+)
+
+
 def facts(stub: Stub) -> tuple[object, ...]:
     request = stub.request
     return (
@@ -97,6 +115,7 @@ def facts(stub: Stub) -> tuple[object, ...]:
 
 @settings(max_examples=150, deadline=None)
 @given(requests, st.binary(max_size=40))
+@example(CONSTANT_THEN_REGISTER, b"")
 def test_every_stub_reads_back(request: StubRequest, behind: bytes) -> None:
     stub = assemble(request)
     matched = match_stub(stub.code + behind, request.stub_addr)

@@ -217,12 +217,10 @@ def _pt_request(reader: _Reader) -> StubRequest:
     for _ in range(_word_count(header >> 40 & 0xFF)):
         if paced:
             reader.take("pace")
-        literal = reader.maybe("pt_word_literal")
-        saved = reader.maybe("pt_word_saved")
-        if literal is not None:
+        if (literal := reader.maybe("pt_word_literal")) is not None:
             literals += 1
             words.add(Constant(reader.quad(literal["literal"])), U64)
-        elif saved is not None:
+        elif (saved := reader.maybe("pt_word_saved")) is not None:
             words.add(Register(words.register_name(saved["offset"])), U64)
         else:
             words.take("pt_word_register")
