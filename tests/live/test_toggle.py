@@ -119,10 +119,14 @@ def test_jumps_into_the_first_bytes_are_refused_or_right(
 
 def test_hits_of_a_loop_to_the_first_byte_are_its_turns(progs: Programs, start: Start, tmp_path: Path) -> None:
     torture = Torture(start(progs("torture"), "1", "0"))
-    session = ptwprobe.Session(pid=torture.pid, output=tmp_path / "s.ptw", ring_bits=28)
-    session.add("first_byte n=%di:u64 sum=%si:u64")
-    totals = session.run(0.002)
-    assert totals.hits > 1000
+    for _ in range(20):
+        session = ptwprobe.Session(pid=torture.pid, output=tmp_path / "s.ptw", ring_bits=28)
+        session.add("first_byte n=%di:u64 sum=%si:u64")
+        totals = session.run(0.002)
+        assert totals.hits > 1000
+        # A recorder that did not run for a tenth of a second has lost some; turns are counted where it has not.
+        if totals.lost == 0:
+            break
     assert totals.lost == 0
     left = 0
     for hit in cli.hits(tmp_path / "s.ptw"):
