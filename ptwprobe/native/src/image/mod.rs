@@ -1,0 +1,5 @@
+//! Which code a process ran, where and when.
+
+mod flat;
+
+pub use flat::FlatCode;
