@@ -3,6 +3,7 @@
 mod decode;
 mod encode;
 mod packet;
+mod time;
 
 pub use decode::{find_psb, Block, Decoder};
 pub use encode::{
@@ -10,6 +11,7 @@ pub use encode::{
     PtwSize,
 };
 pub use packet::{Bad, BadReason, IpField, Kind, LastIp, Packet};
+pub use time::{nearest_tsc, Clock, TimeConfig};
 
 /// A PSB packet; decoding can start at one.
 pub const PSB: [u8; 16] =

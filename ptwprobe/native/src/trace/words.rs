@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::window::Window;
 use crate::perfdata::{AuxChunk, Reader};
-use crate::pt::{find_psb, BadReason, Block, Decoder, Kind, LastIp, PSB, TSC_BITS};
+use crate::pt::{find_psb, nearest_tsc, BadReason, Block, Decoder, Kind, LastIp, PSB};
 
 /// What comes next in a stream; `offset` in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -258,29 +258,4 @@ fn starts_with_psb(file: &Reader, chunk: &AuxChunk) -> bool {
     chunk.len >= PSB.len() as u64
         && matches!(file.read_trace(chunk.file_offset, &mut head), Ok(n) if n == head.len())
         && head == PSB
-}
-
-/// The value with these low 56 bits that is nearest to `reference`.
-fn nearest_tsc(reference: u64, low: u64) -> u64 {
-    let unused = 64 - TSC_BITS;
-    let step = ((low.wrapping_sub(reference) << unused) as i64) >> unused;
-    match reference.checked_add_signed(step) {
-        Some(tsc) => tsc,
-        None => low,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_short_tsc_is_completed_across_a_wrap() {
-        let wrap = 1u64 << TSC_BITS;
-        assert_eq!(nearest_tsc(wrap - 5, 3), wrap + 3);
-        assert_eq!(nearest_tsc(wrap + 5, wrap - 3), wrap - 3);
-        assert_eq!(nearest_tsc(5 * wrap + 100, 90), 5 * wrap + 90);
-        assert_eq!(nearest_tsc(0, 7), 7);
-        assert_eq!(nearest_tsc(0, wrap - 1), wrap - 1);
-    }
 }
