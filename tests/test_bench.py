@@ -41,6 +41,15 @@ def test_the_table_shows_everybody_and_every_verdict() -> None:
         assert text in out.getvalue()
 
 
+def test_a_table_by_case_has_a_column_for_everybody() -> None:
+    rows = [Row("kept", "perf", "%", (7.5,)), Row("kept", "libipt", "%", (9.5,)), Row("lost", "libipt", "n", (1.5,))]
+    out = io.StringIO()
+    Result("tolerance", rows, by_case=True).show(Console(file=out, width=120))
+    lines = out.getvalue().splitlines()
+    assert any("perf" in line and "libipt" in line for line in lines)
+    assert any("kept" in line and "7.5" in line and "9.5" in line for line in lines)
+
+
 def test_a_bound_is_kept_or_missed_by_ratio_and_a_missing_participant_is_noted() -> None:
     rows = [
         Row("mov", "uprobe", "ns", (6000.0,)),

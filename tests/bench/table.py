@@ -37,12 +37,15 @@ class Verdict:
 
 @dataclass
 class Result:
-    """What one benchmark found. ``notes``: who could not take part and why, and anything else a reader must know."""
+    """What one benchmark found. ``notes``: who could not take part and why, and anything else a reader must know.
+    ``by_case``: one line per case is shown rather than one per participant.
+    """
 
     bench: str
     rows: list[Row] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    by_case: bool = False
 
     def value(self, case: str, who: str) -> float | None:
         return next((row.value for row in self.rows if (row.case, row.who) == (case, who)), None)
@@ -62,18 +65,19 @@ class Result:
         return json.dumps(content, indent=2)
 
     def show(self, console: Console) -> None:
-        """One line per participant, one column per case, the spread of the runs in brackets."""
+        """One line per participant, one column per case, or the other way round; the runs' spread in brackets."""
         m = machine()
         console.print(f"{self.bench} on {m['cpu']}, {m['cores']} cores, Linux {m['kernel']}, load {m['load']}")
-        cases = list(dict.fromkeys(row.case for row in self.rows))
+        cells = {(row.case, row.who): row for row in self.rows}
+        cases, everybody = (list(dict.fromkeys(key[index] for key in cells)) for index in (0, 1))
         units = sorted({row.unit for row in self.rows})
         table = Table(title=f"{', '.join(units)}: median (lowest-highest of the runs)")
-        table.add_column("who")
-        for case in cases:
-            table.add_column(case, justify="right")
-        for who in dict.fromkeys(row.who for row in self.rows):
-            by_case = {row.case: row for row in self.rows if row.who == who}
-            table.add_row(who, *(_cell(by_case.get(case)) for case in cases))
+        table.add_column("case" if self.by_case else "who")
+        for heading in everybody if self.by_case else cases:
+            table.add_column(heading, justify="right")
+        for line in cases if self.by_case else everybody:
+            keys = [(line, who) for who in everybody] if self.by_case else [(case, line) for case in cases]
+            table.add_row(line, *(_cell(cells.get(key)) for key in keys))
         console.print(table)
         for verdict in self.verdicts:
             console.print(f"{'PASS' if verdict.ok else 'FAIL'}  {verdict.text}", highlight=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,13 +33,21 @@ class Branches:
     def __len__(self) -> int:
         return len(self.source)
 
-    def pairs(self, low: int = 0, high: int = 2**64) -> bytes:
-        """(from, to) of each whose ends both lie in ``low..high``, or are 0, which stands for an end outside."""
-        words = array("Q")
+    def pairs(self, without: Sequence[tuple[int, int]] = ()) -> bytes:
+        """(from, to) of each, but for those with an end in one of the ranges ``without`` (start, end)."""
+        words = array("Q", bytes(PAIR * len(self)))
+        words[0::2], words[1::2] = self.source, self.target
+        if not any(self._touches(start, end) for start, end in without):
+            return words.tobytes()
+        kept = array("Q")
         for pair in zip(self.source, self.target, strict=True):
-            if all(low <= end < high or end == 0 for end in pair):
-                words.extend(pair)
-        return words.tobytes()
+            if not any(start <= address < end for start, end in without for address in pair):
+                kept.extend(pair)
+        return kept.tobytes()
+
+    def _touches(self, start: int, end: int) -> bool:
+        """Whether any address may be in the range; quicker than to look at each."""
+        return any(len(ends) > 0 and max(ends) >= start and min(ends) < end for ends in (self.source, self.target))
 
 
 @dataclass(frozen=True)

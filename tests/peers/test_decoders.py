@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from array import array
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.peers import handmade
 from tests.peers.auxdata import AuxData
 from tests.peers.flow import Branches, Decoded, common
 from tests.peers.ipt import Ipt
-from tests.peers.perfpt import PerfPt
+from tests.peers.perfpt import PerfPt, PerfTimeoutError
 
 perf_here = pytest.mark.skipif(bool(PerfPt.missing()), reason=f"perf: {PerfPt.missing()}")
 ipt_here = pytest.mark.skipif(bool(Ipt.missing()), reason=f"libipt: {Ipt.missing()}")
@@ -80,6 +81,17 @@ def test_code_that_is_not_there_is_an_error_and_not_the_end(tmp_path: Path) -> N
     assert decoded.first_errors[1] > decoded.first_errors[0]
 
 
+@perf_here
+def test_a_perf_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file that was cut off."""
+    perf_data, _ = handmade.write(tmp_path)
+    (tmp_path / "perf").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "perf").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(PerfTimeoutError):
+        PerfPt(tmp_path).decode(perf_data, "b", timeout_s=0.2)
+
+
 @ipt_here
 @pytest.mark.parametrize("mode", ["insns", "blocks", "packets"])
 def test_the_libipt_driver_ends_on_damage(tmp_path: Path, mode: str) -> None:
@@ -115,7 +127,7 @@ def test_what_two_lists_have_in_common() -> None:
     assert common(of(truth), b"") == common(b"", of(truth)) == 0
 
 
-def test_branches_outside_a_range_are_left_out() -> None:
-    listed = Branches(array("Q", [0, 5, 20]), array("Q", [5, 20, 6]), array("Q", [0, 0, 0]))
-    assert listed.pairs(1, 10) == of([(0, 5)])
-    assert listed.pairs() == of([(0, 5), (5, 20), (20, 6)])
+def test_branches_into_and_out_of_a_range_are_left_out() -> None:
+    listed = Branches(array("Q", [0, 5, 20, 7]), array("Q", [5, 20, 6, 8]), array("Q", [0, 0, 0, 0]))
+    assert listed.pairs([(20, 21)]) == of([(0, 5), (7, 8)])
+    assert listed.pairs([(30, 40)]) == listed.pairs() == of([(0, 5), (5, 20), (20, 6), (7, 8)])
