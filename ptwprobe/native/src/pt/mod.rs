@@ -1,15 +1,14 @@
 //! Intel PT packets (Intel SDM volume 3, "Intel Processor Trace"): bytes to packets and back. No control flow here.
 
+#[cfg(test)]
+pub mod arbitrary;
 mod decode;
 mod encode;
 mod packet;
 mod time;
 
 pub use decode::{find_psb, Block, Decoder};
-pub use encode::{
-    encode_fup, encode_hit, encode_ovf, encode_pad, encode_psb, encode_psb_plus, encode_psbend, encode_ptw, encode_tsc,
-    PtwSize,
-};
+pub use encode::{encode, encode_fup, encode_hit, encode_psb, encode_psb_plus};
 pub use packet::{Bad, BadReason, IpField, Kind, LastIp, Packet};
 pub use time::{nearest_tsc, Clock, TimeConfig};
 
