@@ -1,0 +1,151 @@
+//! The address spaces of a trace, and whose is seen on a thread or a CPU at a time.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::files::{Files, Note};
+use super::space::Space;
+use crate::flow::code::Code;
+use crate::flow::context::{Context, Schedule, Spaces};
+
+/// Made by `Builder`.
+pub struct Timeline {
+    pub(super) spaces: Vec<Space>,
+    /// (TSC, space) of each process, sorted.
+    pub(super) history: HashMap<u32, Vec<(u64, u32)>>,
+    /// (TSC, process) of each thread, sorted.
+    pub(super) threads: HashMap<u32, Vec<(u64, u32)>>,
+    pub(super) switches: HashMap<u32, Switches>,
+    pub(super) files: Arc<Files>,
+    pub(super) notes: Vec<String>,
+}
+
+/// (process, thread) that a CPU executes; `None`: not known.
+pub type Who = Option<(u32, u32)>;
+
+/// Who ran on a CPU.
+#[derive(Default)]
+pub struct Switches {
+    list: Vec<(u64, Who)>,
+    closed: bool,
+}
+
+impl Switches {
+    pub(super) fn push(&mut self, tsc: u64, who: Who) {
+        if self.list.last().is_none_or(|&(_, before)| before != who) {
+            self.list.push((tsc, who));
+        }
+    }
+
+    /// From `tsc` on nothing is known, whatever comes later. True the first time.
+    pub(super) fn close(&mut self, tsc: u64) -> bool {
+        let first = !self.closed;
+        if first {
+            self.push(tsc, None);
+        }
+        self.closed = true;
+        first
+    }
+
+    pub(super) fn sort(&mut self) {
+        self.list.sort_by_key(|&(tsc, _)| tsc);
+    }
+}
+
+impl Timeline {
+    /// The contexts of a thread's stream.
+    #[must_use]
+    pub fn thread(&self, tid: u32) -> Schedule {
+        let mut schedule = Schedule::default();
+        // A thread that no record speaks of may be a process that one does.
+        let alone = [(0, tid)];
+        let processes = match self.threads.get(&tid) {
+            Some(processes) => processes.as_slice(),
+            None if self.history.contains_key(&tid) => &alone,
+            None => return Schedule::constant(Context { space: 0, pid: None, tid: Some(tid) }),
+        };
+        for (i, &(begin, pid)) in processes.iter().enumerate() {
+            // What its first record says was so before it, too.
+            let begin = if i == 0 { 0 } else { begin };
+            let end = processes.get(i + 1).map_or(u64::MAX, |&(next, _)| next);
+            self.add(&mut schedule, begin, end, Some((pid, tid)));
+        }
+        schedule
+    }
+
+    /// The contexts of a CPU's stream.
+    #[must_use]
+    pub fn cpu(&self, cpu: u32) -> Schedule {
+        let mut schedule = Schedule::default();
+        let list = self.switches.get(&cpu).map(|switches| switches.list.as_slice()).unwrap_or_default();
+        for (i, &(begin, who)) in list.iter().enumerate() {
+            self.add(&mut schedule, begin, list.get(i + 1).map_or(u64::MAX, |&(next, _)| next), who);
+        }
+        schedule
+    }
+
+    /// `who` runs from `begin` to `end`.
+    fn add(&self, schedule: &mut Schedule, begin: u64, end: u64, who: Who) {
+        let Some((pid, tid)) = who else { return schedule.push(begin, Context::default()) };
+        let history = self.history.get(&pid).map(Vec::as_slice).unwrap_or_default();
+        let context = |space| Context { space, pid: Some(pid), tid: Some(tid) };
+        let next = history.partition_point(|&(tsc, _)| tsc <= begin);
+        let space = next.checked_sub(1).and_then(|at| history.get(at)).map_or(0, |&(_, space)| space);
+        schedule.push(begin, context(space));
+        for &(tsc, space) in history.get(next..).unwrap_or_default().iter().take_while(|&&(tsc, _)| tsc < end) {
+            schedule.push(tsc, context(space));
+        }
+    }
+
+    /// The space of process `pid` at `tsc`, 0 if it has none.
+    #[must_use]
+    pub fn process(&self, pid: u32, tsc: u64) -> u32 {
+        let mut schedule = Schedule::default();
+        self.add(&mut schedule, tsc, tsc, Some((pid, pid)));
+        schedule.at(tsc).space
+    }
+
+    /// (start, end) of the code that is known in a space, by address.
+    #[must_use]
+    pub fn regions(&self, index: u32) -> Vec<(u64, u64)> {
+        let space = self.spaces.get(index as usize);
+        space.map(|space| space.regions.iter().map(|r| (r.start, r.end)).collect()).unwrap_or_default()
+    }
+
+    /// How many spaces there are, the empty one included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.spaces.len()
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.spaces.len() <= 1
+    }
+
+    /// What a user should know; the files' part only of those that were read by now.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        self.notes.iter().cloned().chain(self.files.notes().iter().map(Note::to_string)).collect()
+    }
+}
+
+impl Spaces for Timeline {
+    fn space(&self, index: u32) -> &dyn Code {
+        static NONE: Nothing = Nothing;
+        self.spaces.get(index as usize).map_or(&NONE, |space| space as &dyn Code)
+    }
+}
+
+/// No code at all.
+struct Nothing;
+
+impl Code for Nothing {
+    fn read(&self, _ip: u64, _buffer: &mut [u8]) -> usize {
+        0
+    }
+
+    fn stub(&self, _ip: u64) -> Option<crate::flow::code::Stub> {
+        None
+    }
+}
