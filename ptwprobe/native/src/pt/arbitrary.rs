@@ -20,6 +20,8 @@ pub fn kind() -> impl Strategy<Value = Kind> {
     let number = || any::<u64>();
     let bits = |n: u32| any::<u64>().prop_map(move |value| value & ((1 << n) - 1));
     let short = |n: u32| any::<u8>().prop_map(move |value| value & ((1 << n) - 1) as u8);
+    // Not both of its low bits.
+    let mode = || (0u8..8, 0u8..3).prop_map(|(high, low)| high << 2 | low);
     let flows = prop_oneof![
         Just(Kind::Pad),
         tnt(6, false),
@@ -29,8 +31,8 @@ pub fn kind() -> impl Strategy<Value = Kind> {
         ip.clone().prop_map(Kind::TipPgd),
         ip.prop_map(Kind::Fup),
         (bits(47), any::<bool>()).prop_map(|(cr3, nr)| Kind::Pip { cr3: cr3 << 5, nr }),
-        short(5).prop_map(Kind::ModeExec),
-        short(5).prop_map(Kind::ModeTsx),
+        mode().prop_map(Kind::ModeExec),
+        mode().prop_map(Kind::ModeTsx),
         Just(Kind::TraceStop),
         Just(Kind::Ovf),
         Just(Kind::Psb),

@@ -99,12 +99,17 @@ impl Iterator for Decoder<'_> {
     }
 }
 
+/// A block goes on over packets of time and power, and over the address of its event. Its end may be missing where packets
+/// were dropped: all other packets say that it is over.
 fn next_block(block: Block, kind: Kind) -> Block {
     match kind {
         Kind::Bbp { short: true, .. } => Block::Items4,
         Kind::Bbp { short: false, .. } => Block::Items8,
-        Kind::Bep { .. } | Kind::Ovf | Kind::Psb | Kind::PsbEnd | Kind::TraceStop => Block::None,
-        _ => block,
+        Kind::Bip { .. } | Kind::Pad | Kind::Tsc(_) | Kind::Tma { .. } | Kind::Mtc(_) | Kind::Cyc(_) | Kind::Cbr(_) => {
+            block
+        }
+        Kind::Fup(_) | Kind::Mnt(_) | Kind::ExStop { .. } | Kind::Pwre { .. } | Kind::Pwrx { .. } => block,
+        _ => Block::None,
     }
 }
 
@@ -160,6 +165,8 @@ fn parse_ip_packet(bytes: &[u8], first: u8) -> Parsed {
 fn parse_mode(bytes: &[u8]) -> Parsed {
     let leaf = byte(bytes, 1)?;
     match leaf >> 5 {
+        // Neither 64-bit and 32-bit code at once, nor in a transaction that is aborted.
+        0 | 1 if leaf & 3 == 3 => Err(BadReason::Unknown),
         0 => Ok((Kind::ModeExec(leaf & 0x1f), 2)),
         1 => Ok((Kind::ModeTsx(leaf & 0x1f), 2)),
         _ => Err(BadReason::Unknown),
@@ -320,6 +327,19 @@ mod tests {
         let kinds: Vec<Kind> = Decoder::new(&bytes, 0).map(|p| p.expect("known").kind).collect();
         assert_eq!(kinds[1], Kind::Bip { id: 1, value: 1, size: 4 });
         assert_eq!(kinds[3], Kind::Tnt { bits: 2, count: 2, long: false });
+    }
+
+    #[test]
+    fn a_block_is_over_with_a_packet_that_cannot_be_in_it() {
+        let kinds = |between: Kind| -> Vec<Kind> {
+            let mut bytes = vec![0x02, 0x63, 0x04];
+            super::super::encode(&mut bytes, between);
+            bytes.extend_from_slice(&[0x0c, 1, 2, 3, 4, 5, 6, 7, 8]);
+            Decoder::new(&bytes, 0).flatten().skip(2).map(|p| p.kind).collect()
+        };
+        assert_eq!(kinds(Kind::Mtc(1)), [Kind::Bip { id: 1, value: 0x0807_0605_0403_0201, size: 8 }]);
+        assert_eq!(kinds(Kind::Ovf)[0], Kind::Tnt { bits: 2, count: 2, long: false });
+        assert_eq!(kinds(Kind::Ptw { value: 0, size: 4, ip: false })[0], Kind::Tnt { bits: 2, count: 2, long: false });
     }
 
     #[test]

@@ -7,7 +7,8 @@ const MAX_WORD_LEN: usize = 10 + 9;
 const TSC_LEN: usize = 8;
 
 /// Writes one packet. Fields are cut to the bits that the packet has for them, and a TNT to the branches that it has room
-/// for: 6, or 47 if long. What this writes decodes to the same packet, but for an IP field with a reserved encoding.
+/// for: 6, or 47 if long. What this writes decodes to the same packet, but for reserved
+/// values of an IP field or a mode.
 ///
 /// The IP of a packet is compressed by [`LastIp::compress`]. A BIP is read back only inside its block.
 #[inline]
