@@ -1,0 +1,194 @@
+//! Basic blocks: straight-line code up to the first instruction that the trace, or control itself, has a say in.
+
+use iced_x86::{Code as Op, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
+
+use super::code::Code;
+use super::sink::BranchKind;
+use crate::x86::direct_target;
+
+/// A link that has not been followed yet.
+pub const NONE: u32 = u32::MAX;
+
+/// Longer blocks are split: their offsets have 16 bits, and what is built at once is bounded.
+const MAX_INSNS: u16 = 512;
+const READ_LEN: usize = 512;
+const MAX_INSN_LEN: usize = 15;
+
+/// What ends a block.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Term {
+    Cond,
+    Jump,
+    Call,
+    Return,
+    IndirectJump,
+    IndirectCall,
+    /// Nothing: the block was only long enough.
+    Split,
+    Syscall,
+    FarReturn,
+    FarOther,
+    /// An instruction that control never passes: `ud2`.
+    Stop,
+    /// Bytes that are no instruction.
+    Invalid,
+    /// Here the code is not known.
+    Unknown,
+}
+
+/// `start`: address of the first instruction, `branch`: of the one that ends it (of what follows, where none does),
+/// `after`: behind that one, `target`: of a direct branch. `taken` and `fall` are links to other blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    pub start: u64,
+    pub branch: u64,
+    pub after: u64,
+    pub target: u64,
+    pub taken: u32,
+    pub fall: u32,
+    /// Where the offsets of its instructions are.
+    offsets: u32,
+    insns: u16,
+    pub term: Term,
+}
+
+/// What of an instruction ends a block.
+fn term_of(instruction: &Instruction) -> Option<Term> {
+    let near = |term| if is_far(instruction) { Term::FarOther } else { term };
+    Some(match instruction.flow_control() {
+        FlowControl::Next | FlowControl::XbeginXabortXend => return None,
+        FlowControl::ConditionalBranch => Term::Cond,
+        FlowControl::UnconditionalBranch => near(Term::Jump),
+        FlowControl::IndirectBranch => near(Term::IndirectJump),
+        FlowControl::IndirectCall => near(Term::IndirectCall),
+        FlowControl::Call => match instruction.mnemonic() {
+            Mnemonic::Call => near(Term::Call),
+            Mnemonic::Syscall | Mnemonic::Sysenter => Term::Syscall,
+            _ => Term::FarOther,
+        },
+        FlowControl::Return => match instruction.mnemonic() {
+            Mnemonic::Ret => Term::Return,
+            _ => Term::FarReturn,
+        },
+        FlowControl::Interrupt => Term::FarOther,
+        FlowControl::Exception => Term::Stop,
+    })
+}
+
+fn is_far(instruction: &Instruction) -> bool {
+    matches!(
+        instruction.code(),
+        Op::Jmp_m1616
+            | Op::Jmp_m1632
+            | Op::Jmp_m1664
+            | Op::Jmp_ptr1616
+            | Op::Jmp_ptr1632
+            | Op::Call_m1616
+            | Op::Call_m1632
+            | Op::Call_m1664
+            | Op::Call_ptr1616
+            | Op::Call_ptr1632
+    )
+}
+
+/// The kind of a branch by an instruction that ends a block so.
+#[must_use]
+pub fn branch_kind(term: Term) -> BranchKind {
+    match term {
+        Term::Cond => BranchKind::Cond,
+        Term::Jump => BranchKind::Jump,
+        Term::Call => BranchKind::Call,
+        Term::Return => BranchKind::Return,
+        Term::IndirectJump => BranchKind::IndirectJump,
+        Term::IndirectCall => BranchKind::IndirectCall,
+        Term::Syscall => BranchKind::Syscall,
+        Term::FarReturn => BranchKind::FarReturn,
+        Term::FarOther => BranchKind::FarOther,
+        Term::Split | Term::Stop | Term::Invalid | Term::Unknown => BranchKind::TraceEnd,
+    }
+}
+
+/// Where the instructions of all blocks begin, as offsets from their block's start.
+#[derive(Debug, Default)]
+pub struct Offsets(Vec<u16>);
+
+impl Offsets {
+    /// The offset of the instruction at `ip` in `block`, and its length.
+    #[must_use]
+    pub fn find(&self, block: &Block, ip: u64) -> Option<u64> {
+        let offset = u16::try_from(ip.checked_sub(block.start)?).ok()?;
+        let first = block.offsets as usize;
+        let offsets = self.0.get(first..first + usize::from(block.insns))?;
+        let at = offsets.binary_search(&offset).ok()?;
+        let next = offsets.get(at + 1).map_or(block.after, |&next| block.start.wrapping_add(next.into()));
+        Some(next)
+    }
+
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// The block at `ip` in code of `bits` (16, 32 or 64).
+pub fn build(code: &dyn Code, bits: u32, ip: u64, offsets: &mut Offsets) -> Block {
+    let mut buffer = [0; READ_LEN];
+    let mut instruction = Instruction::default();
+    let first = offsets.0.len();
+    let mut at = ip;
+    let mut end = None;
+    'code: while end.is_none() {
+        let known = code.read(at, &mut buffer).min(READ_LEN);
+        let bytes = buffer.get(..known).unwrap_or_default();
+        if bytes.is_empty() {
+            // A stub that cannot be read is passed: what it displaced ran in it.
+            if let Some(stub) = code.stub(ip).filter(|stub| at == ip && stub.continue_addr != ip) {
+                at = stub.continue_addr;
+                end = Some((Term::Split, at, 0));
+            } else {
+                end = Some((Term::Unknown, at, 0));
+            }
+            break;
+        }
+        let mut decoder = Decoder::with_ip(bits, bytes, at, DecoderOptions::NONE);
+        while decoder.can_decode() {
+            // An instruction that the piece read may have cut is read again; one that the code's end cuts is unknown.
+            let rest = known - decoder.position();
+            if rest < MAX_INSN_LEN && known == READ_LEN && decoder.position() != 0 {
+                continue 'code;
+            }
+            let insns = offsets.0.len() - first;
+            if insns >= usize::from(MAX_INSNS) {
+                end = Some((Term::Split, at, 0));
+                continue 'code;
+            }
+            decoder.decode_out(&mut instruction);
+            if instruction.is_invalid() {
+                let cut = decoder.last_error() == iced_x86::DecoderError::NoMoreBytes;
+                end = Some((if cut { Term::Unknown } else { Term::Invalid }, at, 0));
+                continue 'code;
+            }
+            // 512 instructions have at most 7,680 bytes.
+            offsets.0.push((at.wrapping_sub(ip)) as u16);
+            if let Some(term) = term_of(&instruction) {
+                let target = direct_target(&instruction).unwrap_or(0);
+                end = Some((term, at, target));
+                at = instruction.next_ip();
+                continue 'code;
+            }
+            at = instruction.next_ip();
+        }
+    }
+    let (term, branch, target) = end.unwrap_or((Term::Unknown, at, 0));
+    Block {
+        start: ip,
+        branch,
+        after: at,
+        target,
+        taken: NONE,
+        fall: NONE,
+        offsets: first as u32,
+        insns: (offsets.0.len() - first) as u16,
+        term,
+    }
+}

@@ -1,0 +1,477 @@
+//! Packets of a piece, and what each means for the walk.
+
+use super::context::{Schedule, Spaces};
+use super::sink::{Batch, BranchKind, Finding, Mark, What};
+use super::walk::{State, Targets, Walk};
+use crate::pt::{find_psb, BadReason, Block, Clock, Decoder, IpField, Kind, LastIp, Packet, TimeConfig};
+
+/// How a trace was recorded.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Config {
+    /// Returns may be one taken branch of a TNT packet.
+    pub compressed_returns: bool,
+    pub time: TimeConfig,
+}
+
+/// A part of a stream that begins with a PSB; `offset` of its first byte in the stream, `tsc` to complete short times.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    pub bytes: &'a [u8],
+    pub offset: u64,
+    pub tsc: u64,
+    /// The address with which the next piece begins.
+    pub next_ip: Option<u64>,
+}
+
+/// What the next FUP belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waiting {
+    Nothing,
+    Word { value: u64, offset: u64 },
+    Event { packet: Packet },
+    Overflow,
+}
+
+/// Walks pieces, one after the other. What is known of the code stays from one to the next.
+pub struct Engine<'a> {
+    config: Config,
+    walk: Walk<'a>,
+    schedule: &'a Schedule,
+    clock: Clock,
+    /// When the context changes next.
+    next_context: u64,
+    bytes: &'a [u8],
+    offset: u64,
+    pos: usize,
+    block: Block,
+    next_ip: Option<u64>,
+    last_ip: LastIp,
+    waiting: Waiting,
+    /// Where control is taken from, asynchronously, and why.
+    from: Option<(u64, BranchKind)>,
+    in_psb: bool,
+    psb_ip: Option<u64>,
+    /// TIPs whose branches came before the TNT packets in front of them: those taken, and where the next is looked for.
+    ahead: usize,
+    ahead_pos: usize,
+    ended: bool,
+}
+
+impl<'a> Engine<'a> {
+    pub fn new(config: Config, spaces: &'a dyn Spaces, schedule: &'a Schedule) -> Self {
+        Self {
+            config,
+            walk: Walk::new(spaces, config.compressed_returns),
+            schedule,
+            clock: Clock::new(config.time, 0),
+            next_context: 0,
+            bytes: &[],
+            offset: 0,
+            pos: 0,
+            block: Block::None,
+            next_ip: None,
+            last_ip: LastIp::default(),
+            waiting: Waiting::Nothing,
+            from: None,
+            in_psb: false,
+            psb_ip: None,
+            ahead: 0,
+            ahead_pos: 0,
+            ended: true,
+        }
+    }
+
+    /// Begins `piece`. `schedule`: of the stream that it is of.
+    pub fn start(&mut self, piece: Piece<'a>, schedule: &'a Schedule) {
+        self.walk.reset();
+        self.schedule = schedule;
+        self.clock = Clock::new(self.config.time, piece.tsc);
+        self.bytes = piece.bytes;
+        self.offset = piece.offset;
+        self.next_ip = piece.next_ip;
+        self.pos = 0;
+        self.block = Block::None;
+        self.last_ip = LastIp::default();
+        self.waiting = Waiting::Nothing;
+        self.from = None;
+        self.in_psb = false;
+        self.psb_ip = None;
+        self.ahead = 0;
+        self.ahead_pos = 0;
+        self.ended = false;
+        self.set_context(piece.tsc);
+    }
+
+    /// Walks on until `out` is full, or to the end of the piece: then it is true.
+    pub fn run(&mut self, out: &mut Batch) -> bool {
+        out.time(self.clock.now());
+        while !out.is_full() {
+            self.walk.bound_memory();
+            let Some(&first) = self.bytes.get(self.pos) else {
+                self.finish(out);
+                return true;
+            };
+            // Most of a trace are short TNT packets.
+            if first & 1 == 0 && first > 2 && self.block == Block::None {
+                let stop = first.leading_zeros();
+                self.pos += 1;
+                self.tnt(u64::from(first) << (57 + stop), 6 - stop, out);
+            } else {
+                self.packet(out);
+            }
+        }
+        false
+    }
+
+    fn packet(&mut self, out: &mut Batch) {
+        let rest = self.bytes.get(self.pos..).unwrap_or_default();
+        let mut decoder = Decoder::resume(rest, self.offset.wrapping_add(self.pos as u64), self.block);
+        match decoder.next_packet() {
+            Some(Ok(packet)) => {
+                self.pos += usize::from(packet.len);
+                self.block = decoder.block();
+                self.take(packet, out);
+            }
+            Some(Err(bad)) => {
+                let finding = match bad.reason {
+                    BadReason::Cut => Finding::CutPacket,
+                    BadReason::Unknown => Finding::BadPacket,
+                };
+                self.drop_waiting(out);
+                self.find(finding, bad.offset, out);
+                self.walk.lose();
+                self.pos = find_psb(self.bytes, self.pos + 1).unwrap_or(self.bytes.len());
+                self.block = Block::None;
+            }
+            None => self.pos = self.bytes.len(),
+        }
+    }
+
+    fn mark(&self, what: What, offset: u64, out: &mut Batch) {
+        let at = out.branches.len() as u32;
+        out.marks.push(Mark { at, tsc: self.clock.now(), offset, what });
+    }
+
+    fn find(&mut self, finding: Finding, offset: u64, out: &mut Batch) {
+        self.mark(What::Finding(finding), offset, out);
+    }
+
+    /// The offset in the stream of the packet that was read last.
+    fn here(&self) -> u64 {
+        self.offset.wrapping_add(self.pos as u64)
+    }
+
+    fn take(&mut self, packet: Packet, out: &mut Batch) {
+        match packet.kind {
+            Kind::Pad | Kind::Mnt(_) => return,
+            Kind::Tsc(low) => {
+                self.clock.tsc(low);
+                return self.timed(out);
+            }
+            Kind::Tma { ctc, fast } => {
+                self.clock.tma(ctc, fast);
+                return self.timed(out);
+            }
+            Kind::Mtc(ctc) => {
+                self.clock.mtc(ctc);
+                return self.timed(out);
+            }
+            Kind::Cyc(cycles) => {
+                self.clock.cyc(cycles);
+                return self.timed(out);
+            }
+            Kind::Cbr(ratio) => {
+                self.clock.cbr(ratio);
+                return;
+            }
+            Kind::Fup(field) => {
+                let ip = self.last_ip.update(field);
+                return self.fup(ip, packet.offset, out);
+            }
+            _ => {}
+        }
+        // A FUP would have come before any of these.
+        if self.waiting != Waiting::Nothing {
+            self.drop_waiting(out);
+        }
+        match packet.kind {
+            Kind::Tnt { bits, count, .. } => self.tnt(bits << (64 - u32::from(count)), count.into(), out),
+            Kind::Tip(field) => self.tip(field, packet.offset, out),
+            Kind::TipPge(field) => {
+                let ip = self.last_ip.update(field);
+                self.start_trace(ip, packet.offset, out);
+            }
+            Kind::TipPgd(field) => {
+                let ip = self.last_ip.update(field);
+                self.end_trace(ip, packet.offset, out);
+            }
+            Kind::Ptw { value, ip: true, .. } => self.waiting = Waiting::Word { value, offset: packet.offset },
+            Kind::Ptw { value, ip: false, .. } => self.mark(What::Word { value, ip: None }, packet.offset, out),
+            Kind::ModeExec(mode) => self.walk.set_bits(match mode & 3 {
+                0 => 16,
+                2 => 32,
+                _ => 64,
+            }),
+            Kind::ModeTsx(bits) => {
+                // Inside a PSB+ it only tells the state.
+                if !self.in_psb {
+                    self.waiting = Waiting::Event { packet };
+                    if bits & 2 == 0 && self.walk.state() != State::At {
+                        self.waiting = Waiting::Nothing;
+                    }
+                }
+            }
+            Kind::ExStop { ip: true } | Kind::Bep { ip: true } | Kind::Cfe { ip: true, .. } => {
+                self.waiting = Waiting::Event { packet };
+            }
+            Kind::Psb => self.begin_psb(),
+            Kind::PsbEnd => self.end_psb(packet.offset, out),
+            Kind::Ovf => self.overflow(packet.offset, out),
+            Kind::Pip { .. } | Kind::Vmcs(_) if self.in_psb => {}
+            _ => self.mark(What::Event { packet: packet.kind, ip: None }, packet.offset, out),
+        }
+    }
+
+    fn timed(&mut self, out: &mut Batch) {
+        let now = self.clock.now();
+        out.time(now);
+        if now >= self.next_context {
+            self.set_context(now);
+        }
+    }
+
+    fn set_context(&mut self, tsc: u64) {
+        let (context, next) = self.schedule.during(tsc);
+        self.next_context = next;
+        self.walk.set_space(context.space);
+    }
+
+    #[inline]
+    fn tnt(&mut self, bits: u64, count: u32, out: &mut Batch) {
+        self.from = None;
+        match self.walk.state() {
+            State::At => {
+                let mut ahead = Ahead {
+                    bytes: self.bytes,
+                    pos: self.pos,
+                    taken: &mut self.ahead,
+                    taken_pos: &mut self.ahead_pos,
+                    last_ip: &mut self.last_ip,
+                };
+                if let Err(finding) = self.walk.branches(bits, count, &mut ahead, out) {
+                    self.fail(finding, out);
+                }
+            }
+            State::Off => self.fail(Finding::TracingOff, out),
+            State::Lost => {}
+        }
+    }
+
+    fn fail(&mut self, finding: Finding, out: &mut Batch) {
+        self.walk.lose();
+        self.find(finding, self.here(), out);
+    }
+
+    fn tip(&mut self, field: IpField, offset: u64, out: &mut Batch) {
+        if self.ahead > 0 {
+            // It moved the walk in the TNT packet before.
+            self.ahead -= 1;
+            return;
+        }
+        let ip = self.last_ip.update(field);
+        if let Some((from, kind)) = self.from.take() {
+            return self.walk.interrupt(from, ip, kind, out);
+        }
+        match (self.walk.state(), ip) {
+            (State::At, ip) => {
+                if let Err(finding) = self.walk.target(ip, out) {
+                    self.find(finding, offset, out);
+                }
+            }
+            (State::Lost, Some(ip)) => self.walk.enter(ip),
+            (State::Lost, None) => {}
+            (State::Off, ip) => {
+                self.find(Finding::TracingOff, offset, out);
+                if let Some(ip) = ip {
+                    self.walk.enter(ip);
+                }
+            }
+        }
+    }
+
+    fn start_trace(&mut self, ip: Option<u64>, offset: u64, out: &mut Batch) {
+        self.from = None;
+        if self.walk.state() == State::At {
+            self.find(Finding::TracingOn, offset, out);
+        }
+        self.walk.clear_returns();
+        match ip {
+            Some(ip) => {
+                out.push(0, ip, BranchKind::TraceStart);
+                self.walk.enter(ip);
+            }
+            None => self.walk.lose(),
+        }
+    }
+
+    fn end_trace(&mut self, ip: Option<u64>, offset: u64, out: &mut Batch) {
+        if let Some((from, kind)) = self.from.take() {
+            out.push(from, ip.unwrap_or(0), kind);
+            return self.walk.stop(Some(from));
+        }
+        match self.walk.state() {
+            State::At => self.walk.leave(ip, out),
+            State::Lost => {
+                out.push(0, ip.unwrap_or(0), BranchKind::TraceEnd);
+                self.walk.stop(None);
+            }
+            State::Off => self.find(Finding::TracingOff, offset, out),
+        }
+    }
+
+    fn fup(&mut self, ip: Option<u64>, offset: u64, out: &mut Batch) {
+        if self.in_psb {
+            self.psb_ip = ip;
+            return;
+        }
+        match std::mem::replace(&mut self.waiting, Waiting::Nothing) {
+            Waiting::Word { value, offset } => {
+                if let Some(ip) = ip {
+                    self.go_to(ip, true, offset, out);
+                }
+                self.mark(What::Word { value, ip }, offset, out);
+            }
+            Waiting::Event { packet } => {
+                let kind = match packet.kind {
+                    Kind::ModeTsx(bits) if bits & 2 != 0 => Some(BranchKind::TxAbort),
+                    Kind::Cfe { .. } => Some(BranchKind::Interrupt),
+                    _ => None,
+                };
+                self.from = ip.zip(kind);
+                if let Some(ip) = ip {
+                    self.go_to(ip, false, packet.offset, out);
+                }
+                self.mark(What::Event { packet: packet.kind, ip }, packet.offset, out);
+            }
+            Waiting::Overflow => {
+                if let Some(ip) = ip {
+                    self.walk.enter(ip);
+                }
+            }
+            Waiting::Nothing => {
+                let Some(ip) = ip else { return };
+                self.from = Some((ip, BranchKind::Interrupt));
+                self.go_to(ip, false, offset, out);
+            }
+        }
+    }
+
+    /// A FUP tells that the walk is at `ip`. One into code that nothing is known of moves nothing.
+    fn go_to(&mut self, ip: u64, executed: bool, offset: u64, out: &mut Batch) {
+        match self.walk.state() {
+            State::At if self.walk.knows(ip) => {
+                if let Err(finding) = self.walk.go_to(ip, executed, out) {
+                    self.find(finding, offset, out);
+                }
+            }
+            State::Lost if self.walk.knows(ip) => {
+                self.walk.enter(ip);
+                // Behind the instruction, where it has run.
+                let _ = self.walk.go_to(ip, executed, out);
+            }
+            _ => {}
+        }
+    }
+
+    /// The FUP of a packet did not come.
+    fn drop_waiting(&mut self, out: &mut Batch) {
+        match std::mem::replace(&mut self.waiting, Waiting::Nothing) {
+            Waiting::Word { value, offset } => self.mark(What::Word { value, ip: None }, offset, out),
+            Waiting::Event { packet } => {
+                self.mark(What::Event { packet: packet.kind, ip: None }, packet.offset, out);
+            }
+            Waiting::Overflow | Waiting::Nothing => {}
+        }
+    }
+
+    fn begin_psb(&mut self) {
+        self.last_ip = LastIp::default();
+        self.clock.psb();
+        self.from = None;
+        self.in_psb = true;
+        self.psb_ip = None;
+        self.ahead = 0;
+    }
+
+    fn end_psb(&mut self, offset: u64, out: &mut Batch) {
+        self.in_psb = false;
+        self.walk.clear_returns();
+        match (self.psb_ip, self.walk.state()) {
+            (Some(ip), State::At) => {
+                // In a stub that cannot be read, the walk is where it was.
+                if self.walk.knows(ip) {
+                    if let Err(finding) = self.walk.go_to(ip, false, out) {
+                        self.find(finding, offset, out);
+                    }
+                    self.walk.clear_returns();
+                    self.walk.enter(ip);
+                }
+            }
+            (Some(ip), _) => self.walk.enter(ip),
+            (None, State::At | State::Lost) => self.walk.stop(None),
+            (None, State::Off) => {}
+        }
+    }
+
+    fn overflow(&mut self, offset: u64, out: &mut Batch) {
+        self.mark(What::Overflow, offset, out);
+        self.walk.lose();
+        self.clock.ovf();
+        self.from = None;
+        self.ahead = 0;
+        self.in_psb = false;
+        self.waiting = Waiting::Overflow;
+    }
+
+    fn finish(&mut self, out: &mut Batch) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        self.drop_waiting(out);
+        if let (Some(ip), State::At) = (self.next_ip, self.walk.state()) {
+            if self.walk.knows(ip) {
+                if let Err(finding) = self.walk.go_to(ip, false, out) {
+                    self.find(finding, self.here(), out);
+                }
+            }
+        }
+    }
+}
+
+/// Looks for TIPs behind the packet that is walked.
+struct Ahead<'a, 'b> {
+    bytes: &'a [u8],
+    pos: usize,
+    taken: &'b mut usize,
+    taken_pos: &'b mut usize,
+    last_ip: &'b mut LastIp,
+}
+
+impl Targets for Ahead<'_, '_> {
+    fn deferred(&mut self) -> Option<u64> {
+        let start = if *self.taken == 0 { self.pos } else { *self.taken_pos };
+        let mut decoder = Decoder::new(self.bytes.get(start..)?, 0);
+        loop {
+            match decoder.next_packet()?.ok()?.kind {
+                Kind::Tip(field) => {
+                    *self.taken_pos = start + decoder.position();
+                    *self.taken += 1;
+                    return self.last_ip.update(field);
+                }
+                Kind::Tnt { .. } | Kind::Pad | Kind::Cyc(_) | Kind::Mtc(_) | Kind::Tsc(_) | Kind::Tma { .. } => {}
+                Kind::Cbr(_) | Kind::Mnt(_) => {}
+                _ => return None,
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What the walk yields.
+
+use crate::pt::Kind;
+
+/// Why control went elsewhere.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BranchKind {
+    Cond = 0,
+    Jump = 1,
+    IndirectJump = 2,
+    Call = 3,
+    IndirectCall = 4,
+    Return = 5,
+    /// Into the kernel: `syscall`, `sysenter`.
+    Syscall = 6,
+    /// `sysret`, `sysexit`, `iret`, `uiret`, `retf`.
+    FarReturn = 7,
+    /// Asynchronous: an interrupt, a fault, a signal. `from` is the instruction that was to run next.
+    Interrupt = 8,
+    /// Tracing goes on: `from` is 0.
+    TraceStart = 9,
+    /// Tracing ends, and no instruction explains it.
+    TraceEnd = 10,
+    /// A transaction is aborted.
+    TxAbort = 11,
+    /// Far jump or call, `int`, `vmcall` and their like.
+    FarOther = 12,
+}
+
+/// A taken branch, direct jumps and calls included. `to` is 0 where the trace does not tell it: the kernel, say.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Branch {
+    pub from: u64,
+    pub to: u64,
+    pub kind: BranchKind,
+    padding: [u8; 7],
+}
+
+impl Branch {
+    #[must_use]
+    pub fn new(from: u64, to: u64, kind: BranchKind) -> Self {
+        Self { from, to, kind, padding: [0; 7] }
+    }
+}
+
+/// What the walk cannot know, or could not expect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// Bytes that are no packet; decoding goes on at the next PSB.
+    BadPacket,
+    /// The trace ends inside a packet.
+    CutPacket,
+    /// Control is in code that nothing is known of.
+    NoCode { ip: u64 },
+    /// The packet does not fit the instruction at `ip`.
+    Mismatch { ip: u64 },
+    /// Direct jumps lead round in circles, and no packet tells how the program left them.
+    Endless { ip: u64 },
+    /// A packet that cannot come while tracing is off.
+    TracingOff,
+    /// A packet that cannot come while tracing is on.
+    TracingOn,
+    /// Nothing leads from `from` to the address that a packet tells. The packet is believed, and nothing is lost.
+    Unreachable { from: u64, ip: u64 },
+}
+
+impl Finding {
+    /// Whether branches may be missing.
+    #[must_use]
+    pub fn loses_branches(self) -> bool {
+        !matches!(self, Self::Unreachable { .. } | Self::TracingOn)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// A PTWRITE; `ip` where the trace has it.
+    Word { value: u64, ip: Option<u64> },
+    /// Power states, transactions, VMs, events of event trace: the packet, and the address that came with it.
+    Event { packet: Kind, ip: Option<u64> },
+    /// The CPU dropped packets.
+    Overflow,
+    /// A part of the stream is missing.
+    MissingBytes,
+    Finding(Finding),
+}
+
+/// Something that is not a branch; it comes after `at` branches of the batch. `offset` in the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    pub at: u32,
+    pub tsc: u64,
+    pub offset: u64,
+    pub what: What,
+}
+
+/// A stretch of one stream, in program order.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    pub branches: Vec<Branch>,
+    /// (branches before, TSC): it holds from there on.
+    pub times: Vec<(u32, u64)>,
+    pub marks: Vec<Mark>,
+}
+
+/// Branches of a batch, and marks: then it is handed over.
+const FULL: usize = 1 << 15;
+
+impl Batch {
+    pub fn clear(&mut self) {
+        self.branches.clear();
+        self.times.clear();
+        self.marks.clear();
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.branches.is_empty() && self.marks.is_empty()
+    }
+
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.branches.len() >= FULL || self.marks.len() >= FULL || self.times.len() >= FULL
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        // A batch is handed over long before.
+        self.branches.len() as u32
+    }
+
+    pub(super) fn push(&mut self, from: u64, to: u64, kind: BranchKind) {
+        self.branches.push(Branch::new(from, to, kind));
+    }
+
+    /// The time from here on.
+    pub(super) fn time(&mut self, tsc: u64) {
+        let at = self.len();
+        match self.times.last_mut() {
+            Some(last) if last.0 == at => last.1 = tsc,
+            _ => self.times.push((at, tsc)),
+        }
+    }
+}

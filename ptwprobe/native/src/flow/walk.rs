@@ -1,0 +1,435 @@
+//! Where in the code a stream is, and how packets move it.
+
+use super::block::{branch_kind, Term, NONE};
+use super::cache::Cache;
+use super::code::Code;
+use super::context::Spaces;
+use super::returns::Returns;
+use super::sink::{Batch, BranchKind, Finding};
+
+/// Direct jumps in a row, without a packet: more lead round in circles, or the code is made to waste time.
+const MAX_DIRECT: u32 = 1 << 12;
+
+/// Caches of spaces and widths that are kept.
+const MAX_CACHES: usize = 8;
+
+/// Places inside unknown code at which interrupts came, and where the walk was then.
+const MAX_SUSPENDED: usize = 16;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Tracing is off.
+    Off,
+    /// Out of sync.
+    Lost,
+    At,
+}
+
+/// What asks for the target of an indirect branch in the middle of a TNT packet.
+pub trait Targets {
+    /// The address of the next TIP, if one comes before anything else that moves control.
+    fn deferred(&mut self) -> Option<u64>;
+}
+
+pub struct Walk<'a> {
+    spaces: &'a dyn Spaces,
+    compressed_returns: bool,
+    code: &'a dyn Code,
+    space: u32,
+    bits: u32,
+    caches: Vec<((u32, u32), Cache)>,
+    cache: Cache,
+    /// Which cache is out of `caches`.
+    key: (u32, u32),
+    state: State,
+    cur: u32,
+    /// The next instruction, where it is not the first of the block.
+    pos: Option<u64>,
+    returns: Returns,
+    suspended: Vec<(u64, u64)>,
+}
+
+impl<'a> Walk<'a> {
+    pub fn new(spaces: &'a dyn Spaces, compressed_returns: bool) -> Self {
+        Self {
+            spaces,
+            compressed_returns,
+            code: spaces.space(0),
+            space: 0,
+            bits: 64,
+            caches: Vec::new(),
+            cache: Cache::new(64),
+            key: (0, 64),
+            state: State::Off,
+            cur: NONE,
+            pos: None,
+            returns: Returns::default(),
+            suspended: Vec::new(),
+        }
+    }
+
+    /// Starts a piece: nothing is known but the code.
+    pub fn reset(&mut self) {
+        self.state = State::Off;
+        self.cur = NONE;
+        self.pos = None;
+        self.returns.clear();
+        self.suspended.clear();
+        self.bits = 64;
+    }
+
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// From the next address that a packet tells on.
+    pub fn set_space(&mut self, space: u32) {
+        self.space = space;
+    }
+
+    /// Width of the code from the next address that a packet tells on.
+    pub fn set_bits(&mut self, bits: u32) {
+        self.bits = bits;
+    }
+
+    /// The return addresses so far are void.
+    pub fn clear_returns(&mut self) {
+        self.returns.clear();
+    }
+
+    pub fn lose(&mut self) {
+        self.state = State::Lost;
+        self.returns.clear();
+        self.pos = None;
+    }
+
+    /// Tracing is off; `suspended` at this address of unknown code.
+    pub fn stop(&mut self, suspended: Option<u64>) {
+        if let (Some(ip), Some(at)) = (suspended, self.position()) {
+            if !self.knows(ip) {
+                self.suspend(ip, at);
+            }
+        }
+        self.state = State::Off;
+        self.returns.clear();
+        self.pos = None;
+    }
+
+    fn suspend(&mut self, ip: u64, at: u64) {
+        self.suspended.retain(|&(other, _)| other != ip);
+        if self.suspended.len() >= MAX_SUSPENDED {
+            self.suspended.remove(0);
+        }
+        self.suspended.push((ip, at));
+    }
+
+    /// The address that the walk has reached.
+    pub fn position(&self) -> Option<u64> {
+        (self.state == State::At).then(|| self.pos.unwrap_or_else(|| self.cache.block(self.cur).start))
+    }
+
+    /// Whether there is code at `ip`.
+    pub fn knows(&mut self, ip: u64) -> bool {
+        if self.state != State::At {
+            self.select();
+        }
+        self.code.read(ip, &mut [0]) != 0
+    }
+
+    /// The walk is at `ip`, as a packet says. In code that nothing is known of it goes on where it was when it was
+    /// interrupted there.
+    pub fn enter(&mut self, ip: u64) {
+        // Until it is found: the cache may be another one.
+        self.state = State::Lost;
+        self.pos = None;
+        let mut ip = ip;
+        if !self.suspended.is_empty() && !self.knows(ip) {
+            if let Some(at) = self.suspended.iter().position(|&(interrupted, _)| interrupted == ip) {
+                ip = self.suspended.remove(at).1;
+            }
+        }
+        self.select();
+        self.cur = self.cache.at(ip, self.code);
+        self.state = State::At;
+    }
+
+    /// Makes the cache of the present space and width the present one, with room in it.
+    fn select(&mut self) {
+        let key = (self.space, self.bits);
+        if self.key != key {
+            self.code = self.spaces.space(self.space);
+            let new = match self.caches.iter().position(|(other, _)| *other == key) {
+                Some(at) => self.caches.remove(at).1,
+                None => Cache::new(self.bits),
+            };
+            let old = std::mem::replace(&mut self.cache, new);
+            if self.caches.len() >= MAX_CACHES {
+                self.caches.remove(0);
+            }
+            self.caches.push((self.key, old));
+            self.key = key;
+            self.returns.forget_blocks();
+        }
+        if self.cache.is_full() {
+            self.clear_cache();
+        }
+    }
+
+    fn clear_cache(&mut self) {
+        let at = self.position();
+        self.cache.clear();
+        self.returns.forget_blocks();
+        if let Some(at) = at {
+            self.pos = None;
+            self.cur = self.cache.at(at, self.code);
+        }
+    }
+
+    /// Takes care that the cache stays bounded.
+    #[inline]
+    pub fn bound_memory(&mut self) {
+        if self.cache.is_full() {
+            self.clear_cache();
+        }
+    }
+
+    /// The branches of a TNT packet: `count` of them, the oldest in the highest bit of `bits`; 1 is taken.
+    #[inline]
+    pub fn branches(
+        &mut self,
+        mut bits: u64,
+        mut count: u32,
+        targets: &mut impl Targets,
+        out: &mut Batch,
+    ) -> Result<(), Finding> {
+        self.pos = None;
+        let mut sure = out.branches.len();
+        let mut direct = 0;
+        while count > 0 {
+            let block = *self.cache.block(self.cur);
+            match block.term {
+                Term::Cond => {
+                    if bits >> 63 == 1 {
+                        out.push(block.branch, block.target, BranchKind::Cond);
+                        self.cur = if block.taken == NONE { self.cache.taken(self.cur, self.code) } else { block.taken };
+                    } else {
+                        self.cur = if block.fall == NONE { self.cache.fall(self.cur, self.code) } else { block.fall };
+                    }
+                    bits <<= 1;
+                    count -= 1;
+                    sure = out.branches.len();
+                    direct = 0;
+                    continue;
+                }
+                Term::Jump => {
+                    out.push(block.branch, block.target, BranchKind::Jump);
+                    self.cur = if block.taken == NONE { self.cache.taken(self.cur, self.code) } else { block.taken };
+                }
+                Term::Call => self.call(out),
+                Term::Split => self.cur = self.cache.fall(self.cur, self.code),
+                Term::Return if self.compressed_returns && bits >> 63 == 1 && !self.returns.is_empty() => {
+                    bits <<= 1;
+                    count -= 1;
+                    if let Some(entry) = self.returns.pop() {
+                        out.push(block.branch, entry.ip, BranchKind::Return);
+                        self.cur =
+                            if entry.block == NONE { self.cache.at(entry.ip, self.code) } else { entry.block };
+                    }
+                    sure = out.branches.len();
+                    direct = 0;
+                    continue;
+                }
+                Term::Return | Term::IndirectJump | Term::IndirectCall => {
+                    let Some(ip) = targets.deferred() else {
+                        out.branches.truncate(sure);
+                        return Err(Finding::Mismatch { ip: block.branch });
+                    };
+                    self.indirect(ip, out);
+                    sure = out.branches.len();
+                    direct = 0;
+                    continue;
+                }
+                // Up to here there was no choice.
+                Term::Unknown => return Err(Finding::NoCode { ip: block.branch }),
+                Term::Syscall | Term::FarReturn | Term::FarOther | Term::Stop | Term::Invalid => {
+                    out.branches.truncate(sure);
+                    return Err(Finding::Mismatch { ip: block.branch });
+                }
+            }
+            direct += 1;
+            if direct > MAX_DIRECT {
+                out.branches.truncate(sure);
+                return Err(Finding::Endless { ip: block.branch });
+            }
+        }
+        Ok(())
+    }
+
+    /// Follows the direct call that ends the present block.
+    #[inline]
+    fn call(&mut self, out: &mut Batch) {
+        let block = *self.cache.block(self.cur);
+        out.push(block.branch, block.target, BranchKind::Call);
+        // A call of the next instruction is not kept by the CPU.
+        if block.target != block.after {
+            self.returns.push(block.after, block.fall);
+        }
+        self.cur = if block.taken == NONE { self.cache.taken(self.cur, self.code) } else { block.taken };
+    }
+
+    /// Follows the indirect branch or the return that ends the present block to `ip`.
+    #[inline]
+    fn indirect(&mut self, ip: u64, out: &mut Batch) {
+        let block = *self.cache.block(self.cur);
+        match block.term {
+            Term::IndirectCall => self.returns.push(block.after, block.fall),
+            Term::Return => {
+                self.returns.pop();
+            }
+            _ => {}
+        }
+        out.push(block.branch, ip, branch_kind(block.term));
+        self.enter(ip);
+    }
+
+    /// A TIP: to `ip`, or to where the trace does not say.
+    pub fn target(&mut self, ip: Option<u64>, out: &mut Batch) -> Result<(), Finding> {
+        let sure = out.branches.len();
+        self.pos = None;
+        let wrong = match self.run_direct(out) {
+            Err(finding) => finding,
+            Ok(()) => {
+                let block = *self.cache.block(self.cur);
+                match block.term {
+                    Term::IndirectJump | Term::IndirectCall | Term::Return => match ip {
+                        Some(ip) => {
+                            self.indirect(ip, out);
+                            return Ok(());
+                        }
+                        None => {
+                            out.push(block.branch, 0, branch_kind(block.term));
+                            self.lose();
+                            return Ok(());
+                        }
+                    },
+                    Term::Syscall | Term::FarReturn | Term::FarOther => {
+                        out.push(block.branch, ip.unwrap_or(0), branch_kind(block.term));
+                        match ip {
+                            Some(ip) => self.enter(ip),
+                            None => self.lose(),
+                        }
+                        return Ok(());
+                    }
+                    Term::Unknown => Finding::NoCode { ip: block.branch },
+                    _ => Finding::Mismatch { ip: block.branch },
+                }
+            }
+        };
+        if !matches!(wrong, Finding::NoCode { .. }) {
+            out.branches.truncate(sure);
+        }
+        self.lose();
+        if let Some(ip) = ip {
+            self.enter(ip);
+        }
+        Err(wrong)
+    }
+
+    /// Follows direct jumps and calls up to what a packet has a say in.
+    fn run_direct(&mut self, out: &mut Batch) -> Result<(), Finding> {
+        for _ in 0..MAX_DIRECT {
+            let block = self.cache.block(self.cur);
+            match block.term {
+                Term::Jump => {
+                    out.push(block.branch, block.target, BranchKind::Jump);
+                    self.cur = self.cache.taken(self.cur, self.code);
+                }
+                Term::Call => self.call(out),
+                Term::Split => self.cur = self.cache.fall(self.cur, self.code),
+                _ => return Ok(()),
+            }
+        }
+        Err(Finding::Endless { ip: self.cache.block(self.cur).branch })
+    }
+
+    /// Goes on to `ip`, where direct jumps lead there; else nothing moves. `executed`: the instruction there has run.
+    pub fn go_to(&mut self, ip: u64, executed: bool, out: &mut Batch) -> Result<(), Finding> {
+        let Some(from) = self.position() else { return Ok(()) };
+        let (mut at, mut least, mut blocks) = (self.cur, from, 0);
+        let next = loop {
+            let start = self.cache.block(at).start;
+            let ahead = ip.wrapping_sub(start) >= least.wrapping_sub(start);
+            if let Some(next) = self.cache.next_of(at, ip).filter(|_| ahead) {
+                break next;
+            }
+            match self.cache.direct(at, self.code).filter(|_| blocks < MAX_DIRECT) {
+                Some((next, _)) => at = next,
+                None => return Err(Finding::Unreachable { from, ip }),
+            }
+            blocks += 1;
+            least = self.cache.block(at).start;
+        };
+        for _ in 0..blocks {
+            let block = self.cache.block(self.cur);
+            match block.term {
+                Term::Jump => {
+                    out.push(block.branch, block.target, BranchKind::Jump);
+                    self.cur = self.cache.taken(self.cur, self.code);
+                }
+                Term::Call => self.call(out),
+                _ => self.cur = self.cache.fall(self.cur, self.code),
+            }
+        }
+        self.pos = Some(if executed { next } else { ip });
+        Ok(())
+    }
+
+    /// Tracing ends with a branch of the program, a TIP.PGD without a FUP: to `ip` where it says so.
+    pub fn leave(&mut self, ip: Option<u64>, out: &mut Batch) {
+        let sure = out.branches.len();
+        self.pos = None;
+        for _ in 0..MAX_DIRECT {
+            let block = *self.cache.block(self.cur);
+            let kind = branch_kind(block.term);
+            match block.term {
+                // It leaves the range that is traced.
+                Term::Jump | Term::Call | Term::Cond if ip == Some(block.target) => {
+                    out.push(block.branch, block.target, kind);
+                    return self.stop(None);
+                }
+                Term::Jump => {
+                    out.push(block.branch, block.target, kind);
+                    self.cur = self.cache.taken(self.cur, self.code);
+                }
+                Term::Call => self.call(out),
+                Term::Split => self.cur = self.cache.fall(self.cur, self.code),
+                Term::Return | Term::IndirectJump | Term::IndirectCall => {
+                    out.push(block.branch, ip.unwrap_or(0), kind);
+                    return self.stop(None);
+                }
+                Term::Syscall | Term::FarReturn | Term::FarOther => {
+                    out.push(block.branch, ip.unwrap_or(0), kind);
+                    return self.stop(None);
+                }
+                _ => break,
+            }
+        }
+        out.branches.truncate(sure);
+        out.push(0, ip.unwrap_or(0), BranchKind::TraceEnd);
+        self.stop(None);
+    }
+
+    /// An interrupt, a fault, the end of a transaction: from `from` to `to`, where it is traced.
+    pub fn interrupt(&mut self, from: u64, to: Option<u64>, kind: BranchKind, out: &mut Batch) {
+        out.push(from, to.unwrap_or(0), kind);
+        if let Some(at) = self.position() {
+            if !self.knows(from) {
+                self.suspend(from, at);
+            }
+        }
+        match to {
+            Some(to) => self.enter(to),
+            None => self.lose(),
+        }
+    }
+}
