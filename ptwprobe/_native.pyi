@@ -27,6 +27,25 @@ def demangle(name: str) -> tuple[str, str] | None:
 
 def demangle_all(names: list[str]) -> list[tuple[str, str] | None]: ...
 
+# ---- flow
+
+def walk(
+    packets: bytes,
+    regions: Sequence[tuple[int, bytes]],
+    stubs: Sequence[tuple[int, int, int, int]] = ...,
+    *,
+    compressed_returns: bool = ...,
+    tsc_ctc: tuple[int, int] | None = ...,
+    mtc_shift: int = ...,
+    max_nonturbo: int = ...,
+) -> tuple[bytes, list[tuple[int, int, int, str, str, int | None]]]:
+    """Walks Intel PT ``packets`` over code: ``regions`` are (start, bytes), ``stubs`` (start, end, site, where the
+    program goes on).
+
+    The taken branches, 24 bytes each, little-endian: from, to, kind. Marks: (branches before, TSC, offset in
+    ``packets``, kind, value or text, address or None); kinds: word, event, overflow, missing, error, soft.
+    """
+
 # ---- stub
 
 def stub_listing(code: bytes, addr: int) -> list[tuple[int, int, str]]:

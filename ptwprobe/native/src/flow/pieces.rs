@@ -99,7 +99,7 @@ impl<S: Source> Pieces<S> {
 
     /// The next piece; `None` at the end of the stream, where `skipped` may still tell of bytes.
     pub fn next_piece(&mut self, mut good_cut: impl FnMut(u64, u64) -> bool) -> Option<OwnedPiece> {
-        self.to_psb()?;
+        self.sync()?;
         let tsc = self.tsc;
         let mut from = PSB.len();
         let mut at = PIECE_LEN;
@@ -129,7 +129,7 @@ impl<S: Source> Pieces<S> {
     }
 
     /// Makes `bytes` begin with a PSB.
-    fn to_psb(&mut self) -> Option<()> {
+    fn sync(&mut self) -> Option<()> {
         loop {
             if let Some(psb) = self.find(0) {
                 self.skip(psb);
@@ -165,7 +165,8 @@ impl<S: Source> Pieces<S> {
     fn drop_parts(&mut self, len: usize) -> Vec<(usize, u64)> {
         let within = self.parts.partition_point(|&(start, _)| start < len);
         let mut taken = std::mem::take(&mut self.parts);
-        let mut rest: Vec<_> = taken.split_off(within).into_iter().map(|(start, offset)| (start - len, offset)).collect();
+        let mut rest: Vec<_> =
+            taken.split_off(within).into_iter().map(|(start, offset)| (start - len, offset)).collect();
         if let Some(&(start, offset)) = taken.last() {
             if rest.first().is_none_or(|&(start, _)| start > 0) && !self.bytes.is_empty() {
                 rest.insert(0, (0, offset.wrapping_add((len - start) as u64)));

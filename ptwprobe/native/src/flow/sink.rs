@@ -1,5 +1,7 @@
 //! What the walk yields.
 
+use std::fmt;
+
 use crate::pt::Kind;
 
 /// Why control went elsewhere.
@@ -43,6 +45,17 @@ impl Branch {
     pub fn new(from: u64, to: u64, kind: BranchKind) -> Self {
         Self { from, to, kind, padding: [0; 7] }
     }
+
+    /// As it stands in memory on a little-endian machine.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; 24] {
+        let mut bytes = [0; 24];
+        let words = [self.from, self.to, u64::from(self.kind as u8)];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
 }
 
 /// What the walk cannot know, or could not expect.
@@ -74,12 +87,35 @@ impl Finding {
     }
 }
 
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BadPacket => f.write_str("bytes that are no packet; the flow goes on at the next PSB"),
+            Self::CutPacket => f.write_str("the trace ends inside a packet"),
+            Self::NoCode { ip } => write!(f, "no code is known at {ip:#x}"),
+            Self::Mismatch { ip } => write!(f, "the trace does not fit the instruction at {ip:#x}"),
+            Self::Endless { ip } => write!(f, "direct jumps at {ip:#x} lead round in circles"),
+            Self::TracingOff => f.write_str("a branch while tracing is off"),
+            Self::TracingOn => f.write_str("tracing starts while it is on"),
+            Self::Unreachable { from, ip } => {
+                write!(f, "nothing leads from {from:#x} to {ip:#x}, which the trace tells")
+            }
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// A PTWRITE; `ip` where the trace has it.
-    Word { value: u64, ip: Option<u64> },
+    Word {
+        value: u64,
+        ip: Option<u64>,
+    },
     /// Power states, transactions, VMs, events of event trace: the packet, and the address that came with it.
-    Event { packet: Kind, ip: Option<u64> },
+    Event {
+        packet: Kind,
+        ip: Option<u64>,
+    },
     /// The CPU dropped packets.
     Overflow,
     /// A part of the stream is missing.

@@ -211,7 +211,8 @@ impl<'a> Walk<'a> {
                 Term::Cond => {
                     if bits >> 63 == 1 {
                         out.push(block.branch, block.target, BranchKind::Cond);
-                        self.cur = if block.taken == NONE { self.cache.taken(self.cur, self.code) } else { block.taken };
+                        self.cur =
+                            if block.taken == NONE { self.cache.taken(self.cur, self.code) } else { block.taken };
                     } else {
                         self.cur = if block.fall == NONE { self.cache.fall(self.cur, self.code) } else { block.fall };
                     }
@@ -232,8 +233,7 @@ impl<'a> Walk<'a> {
                     count -= 1;
                     if let Some(entry) = self.returns.pop() {
                         out.push(block.branch, entry.ip, BranchKind::Return);
-                        self.cur =
-                            if entry.block == NONE { self.cache.at(entry.ip, self.code) } else { entry.block };
+                        self.cur = if entry.block == NONE { self.cache.at(entry.ip, self.code) } else { entry.block };
                     }
                     sure = out.branches.len();
                     direct = 0;

@@ -4,6 +4,7 @@ use pyo3::create_exception;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
+mod flow;
 mod machine;
 mod recording;
 mod stub;
@@ -30,5 +31,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     x86::register(module)?;
     target::register(module)?;
     recording::register(module)?;
+    flow::register(module)?;
     trace::register(module)
 }

@@ -1,0 +1,70 @@
+//! Control flow for Python.
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::flow::code::Stub;
+use crate::flow::context::{Context, Schedule};
+use crate::flow::{walk_bytes, Batch, Config, Finding, Mark, What};
+use crate::image::FlatCode;
+use crate::pt::TimeConfig;
+
+/// (branches before it, TSC, offset, kind, value or text, address)
+type PyMark = (u32, u64, u64, &'static str, String, Option<u64>);
+
+/// Walks packets over code that is given: for tests, and for traces that come from elsewhere.
+///
+/// The branches come as records of 24 bytes (from, to, kind), little-endian.
+#[pyfunction]
+#[pyo3(signature = (packets, regions, stubs=vec![], *, compressed_returns=true, tsc_ctc=None, mtc_shift=0, max_nonturbo=0))]
+#[allow(clippy::too_many_arguments)]
+fn walk(
+    py: Python<'_>,
+    packets: &[u8],
+    regions: Vec<(u64, Vec<u8>)>,
+    stubs: Vec<(u64, u64, u64, u64)>,
+    compressed_returns: bool,
+    tsc_ctc: Option<(u32, u32)>,
+    mtc_shift: u8,
+    max_nonturbo: u8,
+) -> (Py<PyBytes>, Vec<PyMark>) {
+    let stubs = stubs.into_iter().map(|(start, end, site, continue_addr)| Stub { start, end, site, continue_addr });
+    let code = FlatCode::new(regions, stubs.collect());
+    let time = TimeConfig { tsc_ctc, mtc_shift, max_nonturbo, ..TimeConfig::default() };
+    let schedule = Schedule::constant(Context::default());
+    let mut branches = Vec::new();
+    let mut marks = Vec::new();
+    let mut before = 0;
+    walk_bytes(packets, Config { compressed_returns, time }, &code, &schedule, |batch: &Batch| {
+        marks.extend(batch.marks.iter().map(|mark| to_mark(mark, before)));
+        for branch in &batch.branches {
+            branches.extend_from_slice(&branch.to_bytes());
+        }
+        before += batch.branches.len() as u32;
+    });
+    (PyBytes::new(py, &branches).unbind(), marks)
+}
+
+fn to_mark(mark: &Mark, before: u32) -> PyMark {
+    let (kind, value, ip) = match mark.what {
+        What::Word { value, ip } => ("word", value.to_string(), ip),
+        What::Event { packet, ip } => ("event", packet.to_string(), ip),
+        What::Overflow => ("overflow", String::new(), None),
+        What::MissingBytes => ("missing", String::new(), None),
+        What::Finding(finding) => {
+            let ip = match finding {
+                Finding::NoCode { ip }
+                | Finding::Mismatch { ip }
+                | Finding::Endless { ip }
+                | Finding::Unreachable { ip, .. } => Some(ip),
+                _ => None,
+            };
+            (if finding.loses_branches() { "error" } else { "soft" }, finding.to_string(), ip)
+        }
+    };
+    (before + mark.at, mark.tsc, mark.offset, kind, value, ip)
+}
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(walk, module)?)
+}
