@@ -251,7 +251,7 @@ fn psb_plus(bytes: &[u8]) -> PsbPlus {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pt::{encode_fup, encode_pad, encode_psb, encode_psbend, encode_tsc};
+    use crate::pt::{encode, encode_fup, encode_psb};
     use proptest::prelude::*;
 
     impl Source for &[u8] {
@@ -273,11 +273,11 @@ mod tests {
         for (number, &len) in lens.iter().enumerate() {
             let (mut last_ip, end) = (LastIp::default(), out.len() + len);
             encode_psb(&mut out, &mut last_ip);
-            encode_tsc(&mut out, 1000 + number as u64);
+            encode(&mut out, Kind::Tsc(1000 + number as u64));
             encode_fup(&mut out, &mut last_ip, 0x1000 * number as u64);
-            encode_psbend(&mut out);
+            encode(&mut out, Kind::PsbEnd);
             while out.len() < end {
-                encode_pad(&mut out);
+                encode(&mut out, Kind::Pad);
             }
         }
         out
