@@ -184,8 +184,10 @@ class Recorder:
         flags: int,
         path: str | PathLike[str],
         build_id_hex: str,
+        ns: int = 0,
     ) -> None:
-        """Executable memory of a target, as an MMAP2 record; ``build_id_hex`` may be ""."""
+        """Executable memory of a target, as an MMAP2 record; ``build_id_hex`` may be "". ``ns``: CLOCK_MONOTONIC from
+        which on it is there; later where hits of later times are written already."""
 
     def set_thread(self, pid: int, fs_base: int, tid: int) -> None: ...
     def keep_threads(self, tids: list[int] | None) -> None:
@@ -417,6 +419,9 @@ class Tracer:
         thread has its id there, from its fs_base. ``release``: the process is not traced any more afterwards. Returns
         the ns that the target stood still.
         """
+
+    def changed_ns(self) -> int:
+        """CLOCK_MONOTONIC at which the last change was made, while its target stood; 0 before the first."""
 
     def adopt(
         self,

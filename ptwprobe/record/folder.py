@@ -1,15 +1,17 @@
 """The session folder ``NAME.ptw/``: private to the user, made without following links, never over foreign files.
 
-Only the folder and ``session.json``; what stands in it is ``record.metadata``, and perf.data is the recorder's.
+Only the folder, ``session.json`` and how files come into ``images/``; what stands in them is ``record.metadata``'s and
+``record.images``', and perf.data is the recorder's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ptwprobe.errors import InputError, PermissionDeniedError, PtwprobeError, UsageError
@@ -18,9 +20,12 @@ SUFFIX = ".ptw"
 OLD_SUFFIX = ".old"
 DOCUMENT = "session.json"
 PERF_DATA = "perf.data"
+IMAGES = "images"
 _NEW_DOCUMENT = f"{DOCUMENT}.new"
 _FILES = frozenset({PERF_DATA, DOCUMENT, _NEW_DOCUMENT})
-"""All that a session leaves in its folder, also one whose recorder was killed."""
+"""All that a session leaves in its folder, also one whose recorder was killed; and the folder ``IMAGES``."""
+
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 RESERVE_BYTES = 256 << 10
 """Kept back on the disk, so that the end of a session can still be told when recording has filled it."""
@@ -35,6 +40,7 @@ class SessionFolder:
     def __init__(self, path: Path, dir_fd: int) -> None:
         self.path = path
         self._dir_fd = dir_fd
+        self._real_path = os.readlink(f"/proc/self/fd/{dir_fd}")  # noqa: PTH115
         self._reserve_fd = _reserve(dir_fd)
 
     @classmethod
@@ -49,7 +55,7 @@ class SessionFolder:
         try:
             if _move_old_session(path):
                 path.mkdir(mode=0o700)
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(path, _FOLDER_FLAGS)
         except OSError as error:
             raise _explain(path, error) from error
         try:
@@ -76,8 +82,26 @@ class SessionFolder:
             self._reserve_fd = None
             self._replace_document(text)
 
+    @property
+    def images(self) -> Path:
+        """Where ``write_image`` puts its files, as perf.data names them: an absolute path."""
+        return Path(self._real_path) / IMAGES
+
+    def write_image(self, name: str, content: bytes) -> None:
+        """Make the new file ``name`` in ``images/``; nothing with half of its content stays."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(IMAGES, 0o700, dir_fd=self._dir_fd)
+        folder = os.open(IMAGES, _FOLDER_FLAGS, dir_fd=self._dir_fd)
+        try:
+            _write_new(folder, name, content)
+        except OSError as error:
+            raise _explain(self.path / IMAGES / name, error) from error
+        finally:
+            os.close(folder)
+
     def remove(self) -> None:
         """Take back a session that never began: only the files that were made here."""
+        _remove_images(self._dir_fd)
         for name in _FILES:
             _unlink(self._dir_fd, name)
         self.close()
@@ -96,15 +120,24 @@ class SessionFolder:
     def _replace_document(self, content: bytes) -> None:
         temporary = _NEW_DOCUMENT
         _unlink(self._dir_fd, temporary)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(temporary, flags, 0o600, dir_fd=self._dir_fd)
+        _write_new(self._dir_fd, temporary, content)
         try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(content)
             os.replace(temporary, DOCUMENT, src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd)
         except OSError:
             _unlink(self._dir_fd, temporary)
             raise
+
+
+def _write_new(dir_fd: int, name: str, content: bytes) -> None:
+    """Make the file, or none."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(name, flags, 0o600, dir_fd=dir_fd)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+    except OSError:
+        _unlink(dir_fd, name)
+        raise
 
 
 def _move_old_session(path: Path) -> bool:
@@ -135,7 +168,7 @@ def _is_session(path: Path) -> bool:
 def _remove_session(path: Path) -> bool:
     """Remove a folder of ours in which there is nothing but files that a session leaves; else touch nothing."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, _FOLDER_FLAGS)
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
             return False
@@ -143,6 +176,7 @@ def _remove_session(path: Path) -> bool:
     try:
         if not _only_session_files(fd):
             return False
+        _remove_images(fd)
         for name in _FILES:
             _unlink(fd, name)
     finally:
@@ -153,10 +187,42 @@ def _remove_session(path: Path) -> bool:
 
 def _only_session_files(fd: int) -> bool:
     """Whether the open folder is ours and has no files but those of a session; it may be empty."""
-    names = os.listdir(fd)
-    if os.fstat(fd).st_uid != os.geteuid() or not _FILES.issuperset(names):
+    names = set(_names_in(fd))
+    if os.fstat(fd).st_uid != os.geteuid() or not names <= _FILES | {IMAGES}:
         return False
+    if IMAGES in names:
+        try:
+            images = os.open(IMAGES, _FOLDER_FLAGS, dir_fd=fd)
+        except OSError:
+            return False
+        try:
+            if os.fstat(images).st_uid != os.geteuid() or not _all_files(images, _names_in(images)):
+                return False
+        finally:
+            os.close(images)
+    return _all_files(fd, names - {IMAGES})
+
+
+def _all_files(fd: int, names: Iterable[str]) -> bool:
     return all(stat.S_ISREG(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode) for name in names)
+
+
+def _remove_images(dir_fd: int) -> None:
+    """Remove the folder of images, of which ``_only_session_files`` is true."""
+    try:
+        images = os.open(IMAGES, _FOLDER_FLAGS, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return
+    try:
+        for name in _names_in(images):
+            _unlink(images, name)
+    finally:
+        os.close(images)
+    os.rmdir(IMAGES, dir_fd=dir_fd)
+
+
+def _names_in(dir_fd: int) -> list[str]:
+    return os.listdir(dir_fd)
 
 
 def _names(path: Path) -> set[str]:

@@ -165,7 +165,7 @@ class Session:
         self._started_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         self._folder = folder.SessionFolder.create(self.output)
         try:
-            targets = Targets(self._folder.perf_data, sys.argv, self._ring_bits, self.note)
+            targets = Targets(self._folder, sys.argv, self._ring_bits, self.note)
             self._targets = targets
             targets.recorder.keep_threads(self._threads)
             targets.recorder.start()

@@ -20,8 +20,9 @@ from ptwprobe.model import Patch
 from ptwprobe.patch import recover
 from ptwprobe.patch.journal import Claim
 from ptwprobe.patch.remote import ThreadIdsError, native_errors
-from ptwprobe.probe import elf
 from ptwprobe.process import Process
+from ptwprobe.record.folder import SessionFolder
+from ptwprobe.record.images import Images
 from ptwprobe.record.instrument import Instrumented, Plan
 from ptwprobe.record.live import Live
 
@@ -38,19 +39,20 @@ class Targets:
     """All targets of a session, with the tracer that stops them and the recorder that drains their rings."""
 
     def __init__(
-        self, perf_data: Path, command_line: Sequence[str], ring_bits: int, note: Callable[[str], None]
+        self, folder: SessionFolder, command_line: Sequence[str], ring_bits: int, note: Callable[[str], None]
     ) -> None:
-        """Make the perf.data and start to drain (nothing yet)."""
+        """Make the perf.data in ``folder`` and start to drain (nothing yet)."""
         self.tracer = _native.Tracer()
         # Words that are no UTF-8 come as surrogates, which only Python knows.
         printable = [word.encode(errors="replace").decode() for word in command_line]
-        self.recorder = _native.Recorder(str(perf_data), printable)
+        self.recorder = _native.Recorder(str(folder.perf_data), printable)
         self.live: list[Live] = []
         self.installed: dict[int, list[Patch]] = {}
         """Every patch that went in, by pid; they stay here when the target is gone."""
         self.described: list[dict[str, Any]] = []
         """Who the targets are, for session.json."""
         self.closed = False
+        self._images = Images(folder, note)
         self._claims: list[Claim] = []
         self._ring_bits = ring_bits
         self._note = note
@@ -93,33 +95,37 @@ class Targets:
         for text in live.instrumented.take_notes():
             self._note(text)
         self.installed.setdefault(live.pid, []).extend(patches)
+        self._tell_code(live)
 
     def _tell_stubs(self, live: Live, patches: Sequence[Patch]) -> None:
         for patch in patches:
             self.recorder.add_stub(live.pid, patch.event_id, list(patch.stub.slot_addrs))
 
     def settle(self, live: Live) -> bool:
-        """All probes of ``live`` are in: describe the code that runs, and stop tracing if no stub needs it.
+        """All probes of ``live`` are in: stop tracing if no stub needs it.
 
         Returns whether the process is still traced.
         """
-        build_ids = {(o.device, o.inode): o.build_id for o in elf.objects(live.instrumented.process)}
-        for m in live.instrumented.process.maps():
-            if m.executable and m.is_file:
-                self.recorder.add_mapping(
-                    live.pid,
-                    m.start,
-                    m.end - m.start,
-                    m.offset,
-                    os.major(m.device),
-                    os.minor(m.device),
-                    m.inode,
-                    PROT_READ | PROT_EXEC,
-                    MAP_PRIVATE,
-                    m.path,
-                    build_ids.get((m.device, m.inode), ""),
-                )
         return live.instrumented.release()
+
+    def _tell_code(self, live: Live) -> None:
+        """Write down which code runs from the last change on."""
+        changed_ns = self.tracer.changed_ns()
+        for piece in self._images.changes(live.instrumented.process, live.instrumented.patches):
+            self.recorder.add_mapping(
+                live.pid,
+                piece.start,
+                piece.end - piece.start,
+                piece.file_offset,
+                os.major(piece.device),
+                os.minor(piece.device),
+                piece.inode,
+                PROT_READ | PROT_EXEC,
+                MAP_PRIVATE,
+                piece.path,
+                piece.build_id,
+                changed_ns,
+            )
 
     # ------------------------------------------------------------ watching
 
@@ -185,6 +191,8 @@ class Targets:
             try:
                 if live.instrumented.remove():
                     self._remove_older(live)
+                # What stays mapped is the file's again.
+                self._tell_code(live)
                 for text in live.instrumented.notes:
                     self._note(text)
                 self._tell_children(live)

@@ -39,7 +39,7 @@ class AuxData:
         content = perf_data.read_bytes()
         streams: dict[tuple[int, int], bytes] = {}
         images = []
-        for kind, record, trace in _records(content):
+        for kind, record, trace in records(content):
             if kind == _AUXTRACE_TYPE:
                 *_, tid, cpu = _AUXTRACE.unpack_from(record)
                 streams[tid, cpu] = streams.get((tid, cpu), b"") + trace
@@ -51,7 +51,7 @@ class AuxData:
         return cls(streams, images)
 
 
-def _records(content: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+def records(content: bytes) -> Iterator[tuple[int, bytes, bytes]]:
     """Type, the record, and the trace that follows an AUXTRACE record."""
     magic, *_ = _HEADER.unpack_from(content)
     if magic != b"PERFILE2":

@@ -162,6 +162,9 @@ impl Recorder {
     }
 
     #[allow(clippy::too_many_arguments)] // the fields of one mapping
+    #[pyo3(signature = (
+        pid, addr, length, file_offset, dev_major, dev_minor, inode, prot, flags, path, build_id_hex, ns = 0
+    ))]
     fn add_mapping(
         &self,
         py: Python<'_>,
@@ -176,6 +179,7 @@ impl Recorder {
         flags: u32,
         path: PathBuf,
         build_id_hex: &str,
+        ns: u64,
     ) -> PyResult<()> {
         let build_id = bytes_of_hex(build_id_hex)
             .ok_or_else(|| native_error("bad-build-id", format!("'{build_id_hex}' is not a build id"), None))?;
@@ -193,7 +197,7 @@ impl Recorder {
                 prot,
                 flags,
                 path: path.as_os_str().as_encoded_bytes(),
-                ns: 0,
+                ns,
             });
         })
     }

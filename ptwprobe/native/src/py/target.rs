@@ -131,6 +131,10 @@ impl Tracer {
         self.run(py, move |owner| owner.apply(pid, &change, &terms))
     }
 
+    fn changed_ns(&self, py: Python<'_>) -> PyResult<u64> {
+        self.run(py, |owner| Ok(owner.changed_ns))
+    }
+
     #[pyo3(signature = (pid, sites, switched = Vec::new()))]
     fn adopt(&self, py: Python<'_>, pid: i32, sites: Vec<PySite>, switched: Vec<(u64, u64, u64)>) -> PyResult<()> {
         let site = |(addr, old, new, window_len, moves)| Site { addr, old, new, window_len, moves };

@@ -82,9 +82,9 @@ impl Emitter {
         all
     }
 
-    /// `mapping` without its time: it is put where the file is by now.
+    /// At its time, or where the file is by now if that is later.
     pub fn mapping(&mut self, mapping: &Mmap2<'_>) {
-        let ns = self.output.conv().tsc_to_ns(self.latest_tsc);
+        let ns = self.output.conv().tsc_to_ns(self.latest_tsc).max(mapping.ns);
         self.output.record(|w| w.mmap2(&Mmap2 { ns, ..mapping.clone() }));
     }
 

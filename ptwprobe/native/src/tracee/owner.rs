@@ -245,6 +245,8 @@ pub struct Owner {
     pub(super) ended: HashMap<i32, Vec<u64>>,
     /// What is mapped where, read shortly before a stop in which it is to be known.
     pub(super) areas: HashMap<i32, Vec<Mapping>>,
+    /// CLOCK_MONOTONIC at which the last change of code was made, while its target stood.
+    pub changed_ns: u64,
     pub(super) gates: Gates,
     pub(super) shared: Arc<Shared>,
     pub(super) original_mask: libc::sigset_t,
@@ -273,6 +275,7 @@ impl Owner {
             parked: Vec::new(),
             ended: HashMap::new(),
             areas: HashMap::new(),
+            changed_ns: 0,
             gates: Gates::default(),
             shared,
             // SAFETY: plain integers, for which zero (no signal) is a value.

@@ -11,6 +11,7 @@ use super::pages::{did_not_take, Exchanges, Switch};
 use super::scan::{Ranges, Scanner, Words};
 use super::standing::{Standing, Terms};
 use super::{copies, sys, Error, Result};
+use crate::clock::monotonic_ns;
 
 const ATTEMPTS: u32 = 20;
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(1);
@@ -223,6 +224,7 @@ impl Owner {
             match plan.clear(&self.proc(pid)?.threads) {
                 Ok(()) => {
                     self.write(pid, plan)?;
+                    self.changed_ns = monotonic_ns();
                     return self.look_standing(pid, standing).map(|()| begun);
                 }
                 Err(found) => obstacle = Some(found),
