@@ -390,7 +390,7 @@ def test_a_session_without_hits_is_no_error(tmp_path: Path) -> None:
         (b"", "shorter than its magic"),
         (b"not a perf.data at all", "no PERFILE2"),
         (b"2ELIFREP" + bytes(96), "big-endian"),
-        (b"PERFILE2" + (16).to_bytes(8, "little"), "written to a pipe"),
+        (b"PERFILE2" + (17).to_bytes(8, "little"), "size that cannot be"),
         (b"PERFILE2" + (104).to_bytes(8, "little"), "ends inside the perf.data header"),
     ],
 )

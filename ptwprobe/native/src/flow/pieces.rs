@@ -264,7 +264,16 @@ mod tests {
     }
 
     fn chunk(file_offset: u64, stream_offset: u64, len: u64) -> AuxChunk {
-        AuxChunk { idx: 0, tid: None, cpu: None, stream_offset, file_offset, len, tsc_reference: 7 }
+        AuxChunk {
+            kind: crate::perfdata::ChunkKind::Stream,
+            idx: 0,
+            tid: None,
+            cpu: None,
+            stream_offset,
+            file_offset,
+            len,
+            tsc_reference: 7,
+        }
     }
 
     /// `lens`: bytes from one PSB to the next; the addresses are 0x1000 times the number of the PSB.

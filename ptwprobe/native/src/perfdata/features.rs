@@ -22,6 +22,8 @@ const VERSION: u32 = 5;
 const ARCH: u32 = 6;
 const NRCPUS: u32 = 7;
 const CMDLINE: u32 = 11;
+/// Attributes, ids and names of the events.
+pub(super) const EVENT_DESC: u32 = 12;
 
 /// perf pads its strings to this.
 const STRING_ALIGN: usize = 64;

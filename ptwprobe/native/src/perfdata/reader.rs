@@ -1,24 +1,22 @@
 //! Reads the records of a perf.data one after the other, also of one that is still being written or was cut.
 
-use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use super::attrs::Attrs;
 use super::bytes::Cursor;
 use super::error::Error;
-use super::layout::{attr_flag, record, sample, AUXTRACE_LEN, HEADER_DATA_SIZE, HEADER_LEN, MAGIC, RECORD_HEADER_LEN};
-use super::records::{self, AuxChunk, Body, Record};
+use super::header::{read_at_most, read_into, Header};
+use super::layout::{record, AUXTRACE_LEN, HEADER_DATA_SIZE, RECORD_HEADER_LEN};
+use super::names::Names;
+use super::parse::{Known, Raw};
+use super::ptinfo::{PtConfig, PtInfo};
+use super::records::{AuxChunk, Body, ChunkKind, Record};
 
 /// Bytes read at once. A record has at most 65,535.
 const WINDOW_LEN: usize = 1 << 17;
-/// perf itself records some thousand events at most.
-const MAX_ATTRS: u64 = 1 << 14;
-const MAX_ATTR_LEN: u64 = 4096;
-/// One per event and CPU.
-const MAX_IDS: usize = 1 << 17;
-
 /// Headers of the records that are looked for after damage: they are alike in all files.
 const ROUND_HEAD: [u8; RECORD_HEADER_LEN] = [record::FINISHED_ROUND as u8, 0, 0, 0, 0, 0, RECORD_HEADER_LEN as u8, 0];
 const CHUNK_HEAD: [u8; RECORD_HEADER_LEN] = [record::AUXTRACE as u8, 0, 0, 0, 0, 0, AUXTRACE_LEN as u8, 0];
@@ -56,6 +54,7 @@ pub enum Next {
 pub struct Reader {
     file: File,
     data_offset: u64,
+    pipe: bool,
     /// Offset in the file up to which there are records.
     end: u64,
     /// The header tells a size, and this many bytes more than the file has.
@@ -65,7 +64,7 @@ pub struct Reader {
     records: u64,
     samples: u64,
     has_trace: bool,
-    sample_types: SampleTypes,
+    known: Known,
     window: Vec<u8>,
     /// Offset in the file of the window's first byte, and of the next record.
     window_offset: u64,
@@ -80,37 +79,18 @@ impl Reader {
         if !file.metadata()?.is_file() {
             return Err(Error::format("not a regular file", 0));
         }
-        let head = read_at_most(&file, 0, HEADER_LEN as usize)?;
-        let mut fields = Cursor::new(&head);
-        match fields.u64() {
-            Some(MAGIC) => {}
-            Some(other) if other == MAGIC.swap_bytes() => {
-                return Err(Error::format("a perf.data of a big-endian machine", 0));
-            }
-            Some(_) => return Err(Error::format("not a perf.data (no PERFILE2 at its start)", 0)),
-            None => return Err(Error::format("not a perf.data (shorter than its magic)", 0)),
-        }
-        let short = || Error::format("the file ends inside the perf.data header", head.len() as u64);
-        if fields.u64().ok_or_else(short)? < HEADER_LEN {
-            return Err(Error::format("a perf.data written to a pipe", 8));
-        }
-        let attr_len = fields.u64().ok_or_else(short)?;
-        let (attrs_at, attrs_len) = (fields.u64().ok_or_else(short)?, fields.u64().ok_or_else(short)?);
-        let data_offset = fields.u64().ok_or_else(short)?;
-        if data_offset < HEADER_LEN {
-            return Err(Error::format("the data section begins inside the header", 40));
-        }
-        let sample_types = read_attrs(&file, attr_len, attrs_at, attrs_len)?;
+        let Header { data_offset, pipe, attrs } = Header::read(&file)?;
         let mut reader = Self {
             file,
             data_offset,
+            pipe,
             end: data_offset,
             sized: false,
             missing: 0,
             records: 0,
             samples: 0,
             has_trace: false,
-            sample_types,
+            known: Known { attrs, ..Known::default() },
             window: Vec::new(),
             window_offset: data_offset,
             offset: data_offset,
@@ -122,7 +102,7 @@ impl Reader {
     /// Looks how far the file is whole by now.
     pub fn refresh(&mut self) -> Result<(), Error> {
         // In this order: a recorder writes first and tells then.
-        let told = read_at_most(&self.file, HEADER_DATA_SIZE, 8)?;
+        let told = if self.pipe { Vec::new() } else { read_at_most(&self.file, HEADER_DATA_SIZE, 8)? };
         let len = self.file.metadata()?.len();
         // perf tells the size only when it ends: whole records up to the end of the file.
         let size = Cursor::new(&told).u64().filter(|&size| size != 0);
@@ -137,6 +117,45 @@ impl Reader {
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
+    }
+
+    /// The events of the file. In one that was written to a pipe they come with its first records.
+    #[must_use]
+    pub fn attrs(&self) -> &Attrs {
+        &self.known.attrs
+    }
+
+    /// The texts of the records so far.
+    #[must_use]
+    pub fn names(&self) -> &Names {
+        &self.known.names
+    }
+
+    /// How Intel PT was set up, once the record that tells it was read: see [`find_pt_info`](Self::find_pt_info).
+    #[must_use]
+    pub fn pt_info(&self) -> Option<&PtInfo> {
+        self.known.info.as_ref()
+    }
+
+    /// What of Intel PT was turned on, by the same record.
+    #[must_use]
+    pub fn pt_config(&self) -> Option<PtConfig> {
+        self.pt_info().and_then(|info| info.config(self.attrs()))
+    }
+
+    /// Reads ahead to the record that tells how Intel PT was set up, which stands before all trace, and goes back to
+    /// where it was.
+    pub fn find_pt_info(&mut self) -> Result<Option<&PtInfo>, Error> {
+        let back = (self.offset, self.records, self.samples);
+        while self.known.info.is_none() {
+            match self.next_record()? {
+                Next::Record(Record { body: Body::Aux(_) | Body::FinishedRound, .. }) => break,
+                Next::Record(_) => {}
+                _ => break,
+            }
+        }
+        (self.offset, self.records, self.samples) = back;
+        Ok(self.known.info.as_ref())
     }
 
     /// Said at the end of a file in which no record, not even an AUXTRACE_INFO, speaks of a trace.
@@ -156,7 +175,7 @@ impl Reader {
             });
         }
         let available = self.end - offset;
-        let Some((kind, flags, size)) = self.record_header(offset)? else {
+        let Some((kind, misc, size)) = self.record_header(offset)? else {
             return self.not_whole(offset, RECORD_HEADER_LEN as u64);
         };
         if usize::from(size) < RECORD_HEADER_LEN || kind > record::MAX_TYPE {
@@ -167,17 +186,27 @@ impl Reader {
         }
         let start = (offset - self.window_offset) as usize;
         let bytes = self.window.get(start..start + usize::from(size)).unwrap_or_default();
-        let record = records::parse(kind, flags, bytes, offset, self.sample_type(kind, bytes));
+        let record = self.known.parse(&Raw { kind, misc, bytes, file_offset: offset });
         let mut next = offset + u64::from(size);
-        if let Body::Aux(chunk) = record.body {
-            match next.checked_add(chunk.len).filter(|&next| next <= self.end) {
-                Some(behind) => next = behind,
-                None => return self.short_chunk(chunk),
+        match record.body {
+            Body::Aux(chunk) if chunk.kind != ChunkKind::Sample => {
+                match next.checked_add(chunk.len).filter(|&next| next <= self.end) {
+                    Some(behind) => next = behind,
+                    None => return self.short_chunk(chunk),
+                }
             }
+            _ if kind == record::TRACING_DATA => {
+                let told = bytes.get(RECORD_HEADER_LEN..).and_then(|rest| Cursor::new(rest).u32()).unwrap_or(0);
+                next += u64::from(told);
+                if next > self.end {
+                    return self.not_whole(offset, next - offset);
+                }
+            }
+            _ => {}
         }
         self.offset = next;
         self.records += 1;
-        self.samples += u64::from(record.body == Body::Sample);
+        self.samples += u64::from(kind == record::SAMPLE);
         self.has_trace |= matches!(kind, record::AUXTRACE_INFO | record::AUXTRACE);
         Ok(Next::Record(record))
     }
@@ -245,16 +274,7 @@ impl Reader {
 
     /// Reads the trace bytes at `file_offset`: as many as there are, at most `buffer.len()`.
     pub fn read_trace(&self, file_offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        let mut done = 0;
-        while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            match self.file.read_at(rest, file_offset.saturating_add(done as u64)) {
-                Ok(0) => break,
-                Ok(n) => done += n,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(done)
+        read_into(&self.file, file_offset, buffer)
     }
 
     fn record_header(&mut self, offset: u64) -> Result<Option<(u32, u16, u16)>, Error> {
@@ -263,7 +283,7 @@ impl Reader {
         }
         let start = (offset - self.window_offset) as usize;
         let mut fields = Cursor::new(self.window.get(start..).unwrap_or_default());
-        Ok(fields.u32().zip(fields.u16()).zip(fields.u16()).map(|((kind, flags), size)| (kind, flags, size)))
+        Ok(fields.u32().zip(fields.u16()).zip(fields.u16()).map(|((kind, misc), size)| (kind, misc, size)))
     }
 
     /// Makes the window hold `len` bytes from `offset` on; false where the file does not.
@@ -283,63 +303,4 @@ impl Reader {
         self.window_offset = offset;
         Ok(read? >= len)
     }
-
-    /// `sample_type` of the event that a record belongs to: by the id at its very end where there are several.
-    fn sample_type(&self, kind: u32, bytes: &[u8]) -> u64 {
-        let first = self.sample_types.first;
-        if kind >= record::USER_TYPE_START || first & sample::IDENTIFIER == 0 {
-            return first;
-        }
-        let last = bytes.len().checked_sub(8).and_then(|at| Cursor::new(bytes.get(at..)?).u64());
-        last.and_then(|id| self.sample_types.by_id.get(&id)).copied().unwrap_or(first)
-    }
-}
-
-fn read_at_most(file: &File, offset: u64, len: usize) -> Result<Vec<u8>, Error> {
-    let mut bytes = vec![0; len];
-    let mut done = 0;
-    while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
-        match file.read_at(rest, offset.saturating_add(done as u64)) {
-            Ok(0) => break,
-            Ok(n) => done += n,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e.into()),
-        }
-    }
-    bytes.truncate(done);
-    Ok(bytes)
-}
-
-/// `sample_type` of the events whose records carry a sample id; 0 where none does.
-#[derive(Default)]
-struct SampleTypes {
-    first: u64,
-    by_id: HashMap<u64, u64>,
-}
-
-fn read_attrs(file: &File, entry_len: u64, at: u64, len: u64) -> Result<SampleTypes, Error> {
-    // 48 bytes up to the flags, 16 for the section of ids.
-    if !(64..=MAX_ATTR_LEN).contains(&entry_len) || len / entry_len > MAX_ATTRS {
-        return Err(Error::format("a size of event attributes that cannot be", 16));
-    }
-    let mut types = SampleTypes::default();
-    for index in 0..len / entry_len {
-        let offset = at.saturating_add(index * entry_len);
-        let entry = read_at_most(file, offset, entry_len as usize)?;
-        let cut = || Error::format("the file ends inside its event attributes", offset);
-        let word = |at: usize| Cursor::new(entry.get(at..).unwrap_or_default()).u64().ok_or_else(cut);
-        let (sample_type, flags) = (word(24)?, word(40)?);
-        if flags & attr_flag::SAMPLE_ID_ALL == 0 {
-            continue;
-        }
-        if types.first == 0 {
-            types.first = sample_type;
-        }
-        let ids_section = entry_len as usize - 16;
-        let (ids_at, ids_len) = (word(ids_section)?, word(ids_section + 8)?);
-        let room = MAX_IDS.saturating_sub(types.by_id.len());
-        let ids = read_at_most(file, ids_at, usize::try_from(ids_len).map_or(8 * room, |n| n.min(8 * room)))?;
-        types.by_id.extend(ids.chunks_exact(8).filter_map(|id| Some((Cursor::new(id).u64()?, sample_type))));
-    }
-    Ok(types)
 }

@@ -1,11 +1,12 @@
-//! One record: bytes to what it says. Kinds that no trace of values needs are `Other`.
+//! What records say. Kinds that neither values nor flow need are `Other`.
 
-use super::bytes::Cursor;
-use super::layout::{misc, record, sample, AUXTRACE_INTEL_PT};
+use super::names::Name;
 use crate::clock::TimeConv;
 
 /// Longest name the kernel gives a thread, without its zero.
 pub const MAX_COMM: usize = 15;
+/// Longest build id: a SHA-1.
+pub const MAX_BUILD_ID: usize = 20;
 
 /// A thread's name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -33,7 +34,8 @@ impl Comm {
     }
 }
 
-/// Who, when and where; what a record does not tell is `None`.
+/// Who, when and where; what a record does not tell is `None`. perf writes zeros in all of them for what it gathered
+/// itself before it recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SampleId {
     pub pid: Option<u32>,
@@ -43,20 +45,126 @@ pub struct SampleId {
     pub cpu: Option<u32>,
 }
 
+/// What a chunk of trace is a part of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ChunkKind {
+    /// A stream without holes, but for those that are told.
+    #[default]
+    Stream,
+    /// A picture of the last trace: holes before it, or bytes that the one before had already.
+    Snapshot,
+    /// The last trace before a sample; the same holds.
+    Sample,
+}
+
 /// Where the bytes of a chunk of trace are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuxChunk {
     pub file_offset: u64,
     /// Bytes.
     pub len: u64,
-    /// Of the chunk in its stream, in bytes.
+    /// Of the chunk in its stream, in bytes. Means something in a `Stream` only.
     pub stream_offset: u64,
+    /// A TSC at or after the end of the chunk; 0 where it has none.
     pub tsc_reference: u64,
     pub idx: u32,
     /// `None` for a stream of a CPU.
     pub tid: Option<u32>,
     /// `None` for a stream of a thread.
     pub cpu: Option<u32>,
+    pub kind: ChunkKind,
+}
+
+/// In which mode of the CPU a record was made, or what an MMAP is part of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CpuMode {
+    #[default]
+    Unknown,
+    Kernel,
+    User,
+    Hypervisor,
+    GuestKernel,
+    GuestUser,
+}
+
+/// Which file a mapping shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileId {
+    Unknown,
+    Inode { major: u32, minor: u32, inode: u64, generation: u64 },
+    BuildId(BuildId),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct BuildId {
+    bytes: [u8; MAX_BUILD_ID],
+    len: u8,
+}
+
+impl BuildId {
+    /// What is longer than 20 bytes is cut.
+    #[must_use]
+    pub fn new(id: &[u8]) -> Self {
+        let mut build_id = Self::default();
+        for (to, from) in build_id.bytes.iter_mut().zip(id) {
+            *to = *from;
+            build_id.len += 1;
+        }
+        build_id
+    }
+
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(..usize::from(self.len)).unwrap_or_default()
+    }
+}
+
+/// MMAP and MMAP2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mmap {
+    /// `u32::MAX` for the kernel's own.
+    pub pid: u32,
+    pub tid: u32,
+    pub addr: u64,
+    pub len: u64,
+    /// Bytes.
+    pub file_offset: u64,
+    /// `PROT_*`. An MMAP tells only whether it can be executed.
+    pub prot: u32,
+    /// `MAP_*`; 0 in an MMAP.
+    pub flags: u32,
+    pub mode: CpuMode,
+    pub file: FileId,
+    pub path: Name,
+}
+
+/// FORK and EXIT: the thread, and its parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Task {
+    pub pid: u32,
+    pub tid: u32,
+    pub parent_pid: u32,
+    pub parent_tid: u32,
+}
+
+/// Flags of an AUX record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AuxFlags(pub u64);
+
+impl AuxFlags {
+    /// The buffer was full: trace is missing after it.
+    pub const TRUNCATED: u64 = 1;
+    /// The buffer is a ring that is overwritten: a snapshot.
+    pub const OVERWRITE: u64 = 1 << 1;
+    /// There are gaps in it.
+    pub const PARTIAL: u64 = 1 << 2;
+    /// Another user of the trace unit was in the way.
+    pub const COLLISION: u64 = 1 << 3;
+
+    #[must_use]
+    pub fn has(self, flag: u64) -> bool {
+        self.0 & flag != 0
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,15 +173,31 @@ pub enum Body {
         pid: u32,
         tid: u32,
         comm: Comm,
+        /// The process has a new program, and none of its old mappings.
+        exec: bool,
     },
-    /// Also an EXIT and an MMAP: they tell the process of a thread.
-    Task {
+    Mmap(Mmap),
+    Fork(Task),
+    Exit(Task),
+    /// The trace of this thread begins.
+    ItraceStart {
         pid: u32,
         tid: u32,
-        parent_tid: Option<u32>,
     },
+    /// The thread of the record's id leaves its CPU, or comes onto it.
     Switch {
         out: bool,
+    },
+    /// The same, of all threads; `other` is who comes after it (`out`) or was before it.
+    SwitchCpuWide {
+        out: bool,
+        other_pid: u32,
+        other_tid: u32,
+    },
+    /// A sample of the tracepoint: the CPU of the record's id goes from one thread to another.
+    SchedSwitch {
+        prev_tid: u32,
+        next_tid: u32,
     },
     Lost {
         count: u64,
@@ -81,14 +205,37 @@ pub enum Body {
     LostSamples {
         count: u64,
     },
-    /// The kernel could not write all of the trace.
-    AuxTruncated,
+    /// New bytes are in an AUX buffer, of the CPU or thread of the record's id.
+    AuxData {
+        offset: u64,
+        len: u64,
+        flags: AuxFlags,
+    },
     AuxError,
+    /// The bytes of a chunk of trace.
     Aux(AuxChunk),
     Time(TimeConv),
     /// A trace that is not Intel PT's.
     ForeignTrace,
+    /// Code of the kernel that comes (or goes): BPF programs, trampolines.
+    Ksymbol {
+        addr: u64,
+        len: u32,
+        unregister: bool,
+        name: Name,
+    },
+    /// The kernel changes its own code at `addr`. What is new has `old` empty, what goes has `new` empty.
+    TextPoke {
+        addr: u64,
+        old: Name,
+        new: Name,
+    },
+    /// Which hardware buffer an event writes to that has its data in the trace (PEBS).
+    AuxOutputHwId {
+        hw_id: u64,
+    },
     FinishedRound,
+    /// Records that could not be unpacked.
     Compressed,
     Sample,
     Other,
@@ -101,7 +248,15 @@ impl Body {
     #[must_use]
     pub fn problem(&self) -> Option<&'static str> {
         Some(match self {
-            Self::AuxTruncated => "the recorder was too slow: trace is missing here",
+            Self::AuxData { flags, .. } if flags.has(AuxFlags::TRUNCATED) => {
+                "the recorder was too slow: trace is missing here"
+            }
+            Self::AuxData { flags, .. } if flags.has(AuxFlags::PARTIAL) => {
+                "the trace has a gap here: the trace unit was taken away (a virtual machine ran)"
+            }
+            Self::AuxData { flags, .. } if flags.has(AuxFlags::COLLISION) => {
+                "the trace has a gap here: the trace unit had another user"
+            }
             Self::AuxError => "the recorder notes an error of its trace",
             Self::ForeignTrace => "a trace that is not Intel PT's",
             Self::Compressed => "compressed records are not read",
@@ -113,108 +268,34 @@ impl Body {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
+    /// Of the record; of what it was packed in where it was compressed.
     pub file_offset: u64,
     pub id: SampleId,
     pub body: Body,
 }
 
-/// `PERF_AUX_FLAG_TRUNCATED`.
-const AUX_TRUNCATED: u64 = 1;
-/// `tid` and `cpu` of an AUXTRACE that has none, and the cpu of a sample id likewise.
-const NONE: u32 = u32::MAX;
-
-/// What a record's `bytes` (its header included) say. `sample_type` of its event: 0 where records have no sample id.
-pub(super) fn parse(kind: u32, flags: u16, bytes: &[u8], file_offset: u64, sample_type: u64) -> Record {
-    let payload = bytes.get(8..).unwrap_or_default();
-    let id = if kind < record::USER_TYPE_START && kind != record::SAMPLE {
-        sample_id(payload, sample_type)
-    } else {
-        SampleId::default()
-    };
-    let mut fields = Cursor::new(payload);
-    let body = parse_body(kind, flags, &mut fields, file_offset + bytes.len() as u64).unwrap_or(Body::Malformed);
-    Record { file_offset, id, body }
+/// Who runs on a CPU from the time of a record on; `tid` is `None` where it is not told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Runs {
+    pub cpu: Option<u32>,
+    pub pid: Option<u32>,
+    pub tid: Option<u32>,
 }
 
-fn parse_body(kind: u32, flags: u16, fields: &mut Cursor<'_>, end: u64) -> Option<Body> {
-    Some(match kind {
-        record::COMM => Body::Comm { pid: fields.u32()?, tid: fields.u32()?, comm: Comm::new(fields.text()) },
-        record::MMAP | record::MMAP2 => Body::Task { pid: fields.u32()?, tid: fields.u32()?, parent_tid: None },
-        record::FORK => {
-            let (pid, _ppid, tid) = (fields.u32()?, fields.u32()?, fields.u32()?);
-            Body::Task { pid, tid, parent_tid: Some(fields.u32()?) }
-        }
-        record::EXIT => {
-            let (pid, _ppid, tid) = (fields.u32()?, fields.u32()?, fields.u32()?);
-            Body::Task { pid, tid, parent_tid: None }
-        }
-        record::SWITCH | record::SWITCH_CPU_WIDE => Body::Switch { out: flags & misc::SWITCH_OUT != 0 },
-        record::LOST => {
-            let _event_id = fields.u64()?;
-            Body::Lost { count: fields.u64()? }
-        }
-        record::LOST_SAMPLES => Body::LostSamples { count: fields.u64()? },
-        record::AUX => {
-            let (_offset, _len) = (fields.u64()?, fields.u64()?);
-            if fields.u64()? & AUX_TRUNCATED != 0 {
-                Body::AuxTruncated
-            } else {
-                Body::Other
+impl Record {
+    /// What the record tells about who runs, if anything.
+    #[must_use]
+    pub fn runs(&self) -> Option<Runs> {
+        let SampleId { pid, tid, cpu, .. } = self.id;
+        Some(match self.body {
+            Body::Switch { out: false } | Body::SwitchCpuWide { out: false, .. } => Runs { cpu, pid, tid },
+            Body::Switch { out: true } => Runs { cpu, pid: None, tid: None },
+            Body::SwitchCpuWide { out: true, other_pid, other_tid } => {
+                Runs { cpu, pid: Some(other_pid), tid: Some(other_tid) }
             }
-        }
-        record::AUXTRACE => parse_auxtrace(fields, end)?,
-        record::AUXTRACE_INFO => {
-            if fields.u32()? == AUXTRACE_INTEL_PT {
-                let (_reserved, _pmu_type) = (fields.u32()?, fields.u64()?);
-                let conv = time_conv(fields);
-                conv.filter(|_| fields.u64() != Some(0)).map_or(Body::Other, Body::Time)
-            } else {
-                Body::ForeignTrace
-            }
-        }
-        record::TIME_CONV => time_conv(fields).map_or(Body::Other, Body::Time),
-        record::AUXTRACE_ERROR => Body::AuxError,
-        record::SAMPLE => Body::Sample,
-        record::FINISHED_ROUND => Body::FinishedRound,
-        record::COMPRESSED => Body::Compressed,
-        _ => Body::Other,
-    })
-}
-
-fn parse_auxtrace(fields: &mut Cursor<'_>, file_offset: u64) -> Option<Body> {
-    let (len, stream_offset, tsc_reference) = (fields.u64()?, fields.u64()?, fields.u64()?);
-    let (idx, tid, cpu) = (fields.u32()?, fields.u32()?, fields.u32()?);
-    let some = |n| (n != NONE).then_some(n);
-    let (tid, cpu) = (some(tid), some(cpu));
-    Some(Body::Aux(AuxChunk { file_offset, len, stream_offset, tsc_reference, idx, tid, cpu }))
-}
-
-/// Factors that give every counter value the same time are none.
-fn time_conv(fields: &mut Cursor<'_>) -> Option<TimeConv> {
-    let (shift, mult, zero) = (fields.u64()?, fields.u64()?, fields.u64()?);
-    let shift = u16::try_from(shift).ok().filter(|&s| s < 64)?;
-    let mult = u32::try_from(mult).ok().filter(|&m| m != 0)?;
-    Some(TimeConv { shift, mult, zero })
-}
-
-/// The sample id stands at the end of the record.
-fn sample_id(payload: &[u8], sample_type: u64) -> SampleId {
-    let has = |bit: u64| sample_type & bit != 0;
-    let order = [sample::TID, sample::TIME, sample::ID, sample::STREAM_ID, sample::CPU, sample::IDENTIFIER];
-    let len = 8 * order.iter().filter(|&&bit| has(bit)).count();
-    let mut id = SampleId::default();
-    let Some(start) = payload.len().checked_sub(len) else { return id };
-    let mut fields = Cursor::new(payload.get(start..).unwrap_or_default());
-    for bit in order.into_iter().filter(|&bit| has(bit)) {
-        let Some(word) = fields.u64() else { break };
-        // Two 32-bit fields, the first in the low half.
-        let (low, high) = (word as u32, (word >> 32) as u32);
-        match bit {
-            sample::TID => (id.pid, id.tid) = (Some(low), Some(high)),
-            sample::TIME => id.ns = Some(word),
-            sample::CPU => id.cpu = (low != NONE).then_some(low),
-            _ => {}
-        }
+            Body::SchedSwitch { next_tid, .. } => Runs { cpu, pid: None, tid: Some(next_tid) },
+            Body::ItraceStart { pid, tid } => Runs { cpu, pid: Some(pid), tid: Some(tid) },
+            _ => return None,
+        })
     }
-    id
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::perfdata::{Body, Comm, Record};
+use crate::perfdata::{Body, Comm, Mmap, Record, Runs, Task};
 
 /// The kernel's `PID_MAX_LIMIT`: larger ids are no threads.
 const MAX_TID: u32 = 1 << 22;
@@ -36,33 +36,46 @@ impl Threads {
 
     pub fn apply(&mut self, record: &Record) {
         match record.body {
-            Body::Comm { pid, tid, comm } => {
+            Body::Comm { pid, tid, comm, .. } => {
                 if let Some(thread) = self.thread(tid) {
                     thread.pid = Some(pid);
                     thread.comm = comm;
                 }
             }
-            Body::Task { pid, tid, parent_tid } => {
-                let parent = parent_tid.map(|parent| *self.get(parent));
+            Body::Mmap(Mmap { pid, tid, .. }) | Body::Exit(Task { pid, tid, .. }) => {
                 if let Some(thread) = self.thread(tid) {
                     thread.pid = Some(pid);
-                    if let Some(parent) = parent {
-                        thread.comm = parent.comm;
-                    }
                 }
             }
-            Body::Switch { out: false } => {
-                let Some(tid) = record.id.tid else { return };
-                let cpu = record.id.cpu;
+            Body::Fork(Task { pid, tid, parent_tid, .. }) => {
+                let comm = self.get(parent_tid).comm;
                 if let Some(thread) = self.thread(tid) {
-                    thread.cpu = cpu;
-                    thread.pid = record.id.pid.or(thread.pid);
-                }
-                if let Some(cpu) = cpu.filter(|&cpu| cpu < MAX_TID) {
-                    self.running.insert(cpu, tid);
+                    thread.pid = Some(pid);
+                    thread.comm = comm;
                 }
             }
             _ => {}
+        }
+        if let Some(runs) = record.runs() {
+            self.switch(runs);
+        }
+    }
+
+    fn switch(&mut self, Runs { cpu, pid, tid }: Runs) {
+        let cpu = cpu.filter(|&cpu| cpu < MAX_TID);
+        let Some(tid) = tid else {
+            // Somebody else, or nobody.
+            if let Some(cpu) = cpu {
+                self.running.remove(&cpu);
+            }
+            return;
+        };
+        if let Some(thread) = self.thread(tid) {
+            thread.cpu = cpu;
+            thread.pid = pid.or(thread.pid);
+        }
+        if let Some(cpu) = cpu {
+            self.running.insert(cpu, tid);
         }
     }
 
