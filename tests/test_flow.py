@@ -381,7 +381,7 @@ def test_a_psb_anywhere_changes_nothing(assemble: Assemble, cuts: tuple[bool, bo
     assert not walked.errors + walked.soft
 
 
-def test_a_trace_without_any_psb_is_nothing(assemble: Assemble) -> None:
+def test_of_a_trace_without_any_psb_nothing_is_known(assemble: Assemble) -> None:
     p = assemble(SITE)
     walked = walk(tnt("TT") + PSB[:-1], p)
-    assert walked == Walked([], [])
+    assert walked == Walked([], [(0, 0, 0, "missing", "16", None)])

@@ -1,5 +1,7 @@
 //! Whose code a stream shows at a time.
 
+use std::sync::Arc;
+
 use super::code::Code;
 
 /// Who runs. What is not known is `None`; its space then has no code.
@@ -12,8 +14,20 @@ pub struct Context {
 }
 
 /// The address spaces of a trace. 0 is one without any code, and stands for every index that is not there.
-pub trait Spaces: Sync {
+pub trait Spaces: Send + Sync {
     fn space(&self, index: u32) -> &dyn Code;
+}
+
+impl<S: Spaces + ?Sized> Spaces for &S {
+    fn space(&self, index: u32) -> &dyn Code {
+        (**self).space(index)
+    }
+}
+
+impl<S: Spaces + ?Sized> Spaces for Arc<S> {
+    fn space(&self, index: u32) -> &dyn Code {
+        (**self).space(index)
+    }
 }
 
 /// The contexts of one stream by time.

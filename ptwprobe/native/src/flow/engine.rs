@@ -1,6 +1,9 @@
 //! Packets of a piece, and what each means for the walk.
 
+use std::sync::Arc;
+
 use super::context::{Schedule, Spaces};
+use super::pieces::OwnedPiece;
 use super::sink::{Batch, BranchKind, Finding, Mark, What};
 use super::walk::{State, Targets, Walk};
 use crate::pt::{find_psb, BadReason, Block, Clock, Decoder, IpField, Kind, LastIp, Packet, TimeConfig};
@@ -13,16 +16,6 @@ pub struct Config {
     pub time: TimeConfig,
 }
 
-/// A part of a stream that begins with a PSB; `offset` of its first byte in the stream, `tsc` to complete short times.
-#[derive(Clone, Copy, Debug)]
-pub struct Piece<'a> {
-    pub bytes: &'a [u8],
-    pub offset: u64,
-    pub tsc: u64,
-    /// The address with which the next piece begins.
-    pub next_ip: Option<u64>,
-}
-
 /// What the next FUP belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiting {
@@ -33,18 +26,16 @@ enum Waiting {
 }
 
 /// Walks pieces, one after the other. What is known of the code stays from one to the next.
-pub struct Engine<'a> {
+pub struct Engine<S> {
     config: Config,
-    walk: Walk<'a>,
-    schedule: &'a Schedule,
+    walk: Walk<S>,
+    schedule: Arc<Schedule>,
     clock: Clock,
     /// When the context changes next.
     next_context: u64,
-    bytes: &'a [u8],
-    offset: u64,
+    piece: OwnedPiece,
     pos: usize,
     block: Block,
-    next_ip: Option<u64>,
     last_ip: LastIp,
     waiting: Waiting,
     /// Where control is taken from, asynchronously, and why.
@@ -57,19 +48,17 @@ pub struct Engine<'a> {
     ended: bool,
 }
 
-impl<'a> Engine<'a> {
-    pub fn new(config: Config, spaces: &'a dyn Spaces, schedule: &'a Schedule) -> Self {
+impl<S: Spaces> Engine<S> {
+    pub fn new(config: Config, spaces: S) -> Self {
         Self {
             config,
             walk: Walk::new(spaces, config.compressed_returns),
-            schedule,
+            schedule: Arc::default(),
             clock: Clock::new(config.time, 0),
             next_context: 0,
-            bytes: &[],
-            offset: 0,
+            piece: OwnedPiece::default(),
             pos: 0,
             block: Block::None,
-            next_ip: None,
             last_ip: LastIp::default(),
             waiting: Waiting::Nothing,
             from: None,
@@ -82,13 +71,10 @@ impl<'a> Engine<'a> {
     }
 
     /// Begins `piece`. `schedule`: of the stream that it is of.
-    pub fn start(&mut self, piece: Piece<'a>, schedule: &'a Schedule) {
+    pub fn start(&mut self, piece: OwnedPiece, schedule: &Arc<Schedule>) {
         self.walk.reset();
-        self.schedule = schedule;
+        self.schedule = Arc::clone(schedule);
         self.clock = Clock::new(self.config.time, piece.tsc);
-        self.bytes = piece.bytes;
-        self.offset = piece.offset;
-        self.next_ip = piece.next_ip;
         self.pos = 0;
         self.block = Block::None;
         self.last_ip = LastIp::default();
@@ -100,14 +86,24 @@ impl<'a> Engine<'a> {
         self.ahead_pos = 0;
         self.ended = false;
         self.set_context(piece.tsc);
+        self.piece = piece;
+    }
+
+    /// The piece that is walked.
+    #[must_use]
+    pub fn piece(&self) -> &OwnedPiece {
+        &self.piece
     }
 
     /// Walks on until `out` is full, or to the end of the piece: then it is true.
     pub fn run(&mut self, out: &mut Batch) -> bool {
+        if self.pos == 0 {
+            out.skipped(&self.piece.skipped);
+        }
         out.time(self.clock.now());
         while !out.is_full() {
             self.walk.bound_memory();
-            let Some(&first) = self.bytes.get(self.pos) else {
+            let Some(&first) = self.piece.bytes.get(self.pos) else {
                 self.finish(out);
                 return true;
             };
@@ -124,8 +120,8 @@ impl<'a> Engine<'a> {
     }
 
     fn packet(&mut self, out: &mut Batch) {
-        let rest = self.bytes.get(self.pos..).unwrap_or_default();
-        let mut decoder = Decoder::resume(rest, self.offset.wrapping_add(self.pos as u64), self.block);
+        let rest = self.piece.bytes.get(self.pos..).unwrap_or_default();
+        let mut decoder = Decoder::resume(rest, self.pos as u64, self.block);
         match decoder.next_packet() {
             Some(Ok(packet)) => {
                 self.pos += usize::from(packet.len);
@@ -140,15 +136,15 @@ impl<'a> Engine<'a> {
                 self.drop_waiting(out);
                 self.find(finding, bad.offset, out);
                 self.walk.lose();
-                self.pos = find_psb(self.bytes, self.pos + 1).unwrap_or(self.bytes.len());
+                self.pos = find_psb(&self.piece.bytes, self.pos + 1).unwrap_or(self.piece.bytes.len());
                 self.block = Block::None;
             }
-            None => self.pos = self.bytes.len(),
+            None => self.pos = self.piece.bytes.len(),
         }
     }
 
     fn mark(&self, what: What, offset: u64, out: &mut Batch) {
-        let at = out.branches.len() as u32;
+        let (at, offset) = (out.len(), self.piece.file_offset(offset));
         out.marks.push(Mark { at, tsc: self.clock.now(), offset, what });
     }
 
@@ -156,9 +152,9 @@ impl<'a> Engine<'a> {
         self.mark(What::Finding(finding), offset, out);
     }
 
-    /// The offset in the stream of the packet that was read last.
+    /// The offset in the piece behind the packet that was read last.
     fn here(&self) -> u64 {
-        self.offset.wrapping_add(self.pos as u64)
+        self.pos as u64
     }
 
     fn take(&mut self, packet: Packet, out: &mut Batch) {
@@ -252,7 +248,7 @@ impl<'a> Engine<'a> {
         match self.walk.state() {
             State::At => {
                 let mut ahead = Ahead {
-                    bytes: self.bytes,
+                    bytes: &self.piece.bytes,
                     pos: self.pos,
                     taken: &mut self.ahead,
                     taken_pos: &mut self.ahead_pos,
@@ -438,7 +434,7 @@ impl<'a> Engine<'a> {
             return;
         }
         self.drop_waiting(out);
-        if let (Some(ip), State::At) = (self.next_ip, self.walk.state()) {
+        if let (Some(ip), State::At) = (self.piece.next_ip, self.walk.state()) {
             if self.walk.knows(ip) {
                 if let Err(finding) = self.walk.go_to(ip, false, out) {
                     self.find(finding, self.here(), out);
@@ -449,15 +445,15 @@ impl<'a> Engine<'a> {
 }
 
 /// Looks for TIPs behind the packet that is walked.
-struct Ahead<'a, 'b> {
+struct Ahead<'a> {
     bytes: &'a [u8],
     pos: usize,
-    taken: &'b mut usize,
-    taken_pos: &'b mut usize,
-    last_ip: &'b mut LastIp,
+    taken: &'a mut usize,
+    taken_pos: &'a mut usize,
+    last_ip: &'a mut LastIp,
 }
 
-impl Targets for Ahead<'_, '_> {
+impl Targets for Ahead<'_> {
     fn deferred(&mut self) -> Option<u64> {
         let start = if *self.taken == 0 { self.pos } else { *self.taken_pos };
         let mut decoder = Decoder::new(self.bytes.get(start..)?, 0);

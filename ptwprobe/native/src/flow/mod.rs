@@ -14,29 +14,38 @@ mod returns;
 mod sink;
 mod walk;
 
+use std::sync::Arc;
+
 use context::{Schedule, Spaces};
 
-pub use engine::{Config, Engine, Piece};
+pub use engine::{Config, Engine};
 pub use pieces::{OwnedPiece, Pieces, Skipped, Source};
 pub use sink::{Batch, Branch, BranchKind, Finding, Mark, What};
 
-/// Walks one stream that lies in memory, of which `each` gets batch after batch.
-pub fn walk_bytes(
-    packets: &[u8],
+/// Walks one stream, of which `each` gets batch after batch.
+pub fn walk_stream<R: Source>(
+    pieces: &mut Pieces<R>,
     config: Config,
-    spaces: &dyn Spaces,
-    schedule: &Schedule,
+    spaces: &impl Spaces,
+    schedule: &Arc<Schedule>,
     mut each: impl FnMut(&Batch),
 ) {
-    let mut engine = Engine::new(config, spaces, schedule);
+    let mut engine = Engine::new(config, spaces);
     let mut batch = Batch::default();
-    let Some(start) = crate::pt::find_psb(packets, 0) else { return };
-    let bytes = packets.get(start..).unwrap_or_default();
-    engine.start(Piece { bytes, offset: start as u64, tsc: 0, next_ip: None }, schedule);
-    let mut done = false;
-    while !done {
-        done = engine.run(&mut batch);
+    while let Some(piece) = pieces.next_piece(|ip, tsc| knows(spaces, schedule, ip, tsc)) {
+        engine.start(piece, schedule);
+        while !engine.run(&mut batch) {
+            each(&batch);
+            batch.clear();
+        }
         each(&batch);
         batch.clear();
     }
+    batch.skipped(pieces.skipped());
+    each(&batch);
+}
+
+/// Whether there is code at `ip`.
+fn knows(spaces: &impl Spaces, schedule: &Schedule, ip: u64, tsc: u64) -> bool {
+    spaces.space(schedule.at(tsc).space).read(ip, &mut [0]) != 0
 }

@@ -25,6 +25,17 @@ pub trait Source {
     fn read(&self, file_offset: u64, buffer: &mut [u8]) -> usize;
 }
 
+/// A trace that lies in memory.
+impl Source for &[u8] {
+    fn read(&self, file_offset: u64, buffer: &mut [u8]) -> usize {
+        let rest = usize::try_from(file_offset).ok().and_then(|at| self.get(at..)).unwrap_or_default();
+        for (to, &from) in buffer.iter_mut().zip(rest) {
+            *to = from;
+        }
+        rest.len().min(buffer.len())
+    }
+}
+
 /// Why a piece does not begin where the last one ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Skipped {
@@ -79,6 +90,16 @@ pub struct Pieces<S> {
     broken: bool,
     skipped: Vec<(u64, Skipped)>,
     tsc: u64,
+}
+
+impl<'a> Pieces<&'a [u8]> {
+    /// Of a whole stream in memory.
+    #[must_use]
+    pub fn of_bytes(bytes: &'a [u8]) -> Self {
+        let len = bytes.len() as u64;
+        let chunk = AuxChunk { idx: 0, tid: None, cpu: None, stream_offset: 0, file_offset: 0, len, tsc_reference: 0 };
+        Self::new(bytes, [chunk])
+    }
 }
 
 impl<S: Source> Pieces<S> {
@@ -253,15 +274,6 @@ mod tests {
     use super::*;
     use crate::pt::{encode, encode_fup, encode_psb};
     use proptest::prelude::*;
-
-    impl Source for &[u8] {
-        fn read(&self, file_offset: u64, buffer: &mut [u8]) -> usize {
-            let rest = self.get(file_offset as usize..).unwrap_or_default();
-            let len = rest.len().min(buffer.len()).min(1000);
-            buffer[..len].copy_from_slice(&rest[..len]);
-            len
-        }
-    }
 
     fn chunk(file_offset: u64, stream_offset: u64, len: u64) -> AuxChunk {
         AuxChunk {

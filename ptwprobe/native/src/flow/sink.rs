@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::pieces::Skipped;
 use crate::pt::Kind;
 
 /// Why control went elsewhere.
@@ -118,12 +119,12 @@ pub enum What {
     },
     /// The CPU dropped packets.
     Overflow,
-    /// A part of the stream is missing.
-    MissingBytes,
+    /// A part of the stream was left out.
+    Skipped(Skipped),
     Finding(Finding),
 }
 
-/// Something that is not a branch; it comes after `at` branches of the batch. `offset` in the stream.
+/// Something that is not a branch; it comes after `at` branches of the batch. `offset` in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     pub at: u32,
@@ -168,6 +169,12 @@ impl Batch {
 
     pub(super) fn push(&mut self, from: u64, to: u64, kind: BranchKind) {
         self.branches.push(Branch::new(from, to, kind));
+    }
+
+    /// What was left out of a stream before what comes next.
+    pub(super) fn skipped(&mut self, skipped: &[(u64, Skipped)]) {
+        let at = self.len();
+        self.marks.extend(skipped.iter().map(|&(offset, what)| Mark { at, tsc: 0, offset, what: What::Skipped(what) }));
     }
 
     /// The time from here on.

@@ -2,7 +2,6 @@
 
 use super::block::{branch_kind, Term, NONE};
 use super::cache::Cache;
-use super::code::Code;
 use super::context::Spaces;
 use super::returns::Returns;
 use super::sink::{Batch, BranchKind, Finding};
@@ -31,15 +30,15 @@ pub trait Targets {
     fn deferred(&mut self) -> Option<u64>;
 }
 
-pub struct Walk<'a> {
-    spaces: &'a dyn Spaces,
+/// See the module. `caches` are those that are not in use, with their space and width.
+pub struct Walk<S> {
+    spaces: S,
     compressed_returns: bool,
-    code: &'a dyn Code,
     space: u32,
     bits: u32,
     caches: Vec<((u32, u32), Cache)>,
     cache: Cache,
-    /// Which cache is out of `caches`.
+    /// The space and the width of `cache`.
     key: (u32, u32),
     state: State,
     cur: u32,
@@ -49,12 +48,11 @@ pub struct Walk<'a> {
     suspended: Vec<(u64, u64)>,
 }
 
-impl<'a> Walk<'a> {
-    pub fn new(spaces: &'a dyn Spaces, compressed_returns: bool) -> Self {
+impl<S: Spaces> Walk<S> {
+    pub fn new(spaces: S, compressed_returns: bool) -> Self {
         Self {
             spaces,
             compressed_returns,
-            code: spaces.space(0),
             space: 0,
             bits: 64,
             caches: Vec::new(),
@@ -133,7 +131,7 @@ impl<'a> Walk<'a> {
         if self.state != State::At {
             self.select();
         }
-        self.code.read(ip, &mut [0]) != 0
+        self.spaces.space(self.key.0).read(ip, &mut [0]) != 0
     }
 
     /// The walk is at `ip`, as a packet says. In code that nothing is known of it goes on where it was when it was
@@ -149,7 +147,7 @@ impl<'a> Walk<'a> {
             }
         }
         self.select();
-        self.cur = self.cache.at(ip, self.code);
+        self.cur = self.cache.at(ip, self.spaces.space(self.key.0));
         self.state = State::At;
     }
 
@@ -157,7 +155,6 @@ impl<'a> Walk<'a> {
     fn select(&mut self) {
         let key = (self.space, self.bits);
         if self.key != key {
-            self.code = self.spaces.space(self.space);
             let new = match self.caches.iter().position(|(other, _)| *other == key) {
                 Some(at) => self.caches.remove(at).1,
                 None => Cache::new(self.bits),
@@ -181,7 +178,7 @@ impl<'a> Walk<'a> {
         self.returns.forget_blocks();
         if let Some(at) = at {
             self.pos = None;
-            self.cur = self.cache.at(at, self.code);
+            self.cur = self.cache.at(at, self.spaces.space(self.key.0));
         }
     }
 
@@ -211,10 +208,17 @@ impl<'a> Walk<'a> {
                 Term::Cond => {
                     if bits >> 63 == 1 {
                         out.push(block.branch, block.target, BranchKind::Cond);
-                        self.cur =
-                            if block.taken == NONE { self.cache.taken(self.cur, self.code) } else { block.taken };
+                        self.cur = if block.taken == NONE {
+                            self.cache.taken(self.cur, self.spaces.space(self.key.0))
+                        } else {
+                            block.taken
+                        };
                     } else {
-                        self.cur = if block.fall == NONE { self.cache.fall(self.cur, self.code) } else { block.fall };
+                        self.cur = if block.fall == NONE {
+                            self.cache.fall(self.cur, self.spaces.space(self.key.0))
+                        } else {
+                            block.fall
+                        };
                     }
                     bits <<= 1;
                     count -= 1;
@@ -224,16 +228,24 @@ impl<'a> Walk<'a> {
                 }
                 Term::Jump => {
                     out.push(block.branch, block.target, BranchKind::Jump);
-                    self.cur = if block.taken == NONE { self.cache.taken(self.cur, self.code) } else { block.taken };
+                    self.cur = if block.taken == NONE {
+                        self.cache.taken(self.cur, self.spaces.space(self.key.0))
+                    } else {
+                        block.taken
+                    };
                 }
                 Term::Call => self.call(out),
-                Term::Split => self.cur = self.cache.fall(self.cur, self.code),
+                Term::Split => self.cur = self.cache.fall(self.cur, self.spaces.space(self.key.0)),
                 Term::Return if self.compressed_returns && bits >> 63 == 1 && !self.returns.is_empty() => {
                     bits <<= 1;
                     count -= 1;
                     if let Some(entry) = self.returns.pop() {
                         out.push(block.branch, entry.ip, BranchKind::Return);
-                        self.cur = if entry.block == NONE { self.cache.at(entry.ip, self.code) } else { entry.block };
+                        self.cur = if entry.block == NONE {
+                            self.cache.at(entry.ip, self.spaces.space(self.key.0))
+                        } else {
+                            entry.block
+                        };
                     }
                     sure = out.branches.len();
                     direct = 0;
@@ -274,7 +286,8 @@ impl<'a> Walk<'a> {
         if block.target != block.after {
             self.returns.push(block.after, block.fall);
         }
-        self.cur = if block.taken == NONE { self.cache.taken(self.cur, self.code) } else { block.taken };
+        self.cur =
+            if block.taken == NONE { self.cache.taken(self.cur, self.spaces.space(self.key.0)) } else { block.taken };
     }
 
     /// Follows the indirect branch or the return that ends the present block to `ip`.
@@ -342,10 +355,10 @@ impl<'a> Walk<'a> {
             match block.term {
                 Term::Jump => {
                     out.push(block.branch, block.target, BranchKind::Jump);
-                    self.cur = self.cache.taken(self.cur, self.code);
+                    self.cur = self.cache.taken(self.cur, self.spaces.space(self.key.0));
                 }
                 Term::Call => self.call(out),
-                Term::Split => self.cur = self.cache.fall(self.cur, self.code),
+                Term::Split => self.cur = self.cache.fall(self.cur, self.spaces.space(self.key.0)),
                 _ => return Ok(()),
             }
         }
@@ -362,7 +375,7 @@ impl<'a> Walk<'a> {
             if let Some(next) = self.cache.next_of(at, ip).filter(|_| ahead) {
                 break next;
             }
-            match self.cache.direct(at, self.code).filter(|_| blocks < MAX_DIRECT) {
+            match self.cache.direct(at, self.spaces.space(self.key.0)).filter(|_| blocks < MAX_DIRECT) {
                 Some((next, _)) => at = next,
                 None => return Err(Finding::Unreachable { from, ip }),
             }
@@ -374,10 +387,10 @@ impl<'a> Walk<'a> {
             match block.term {
                 Term::Jump => {
                     out.push(block.branch, block.target, BranchKind::Jump);
-                    self.cur = self.cache.taken(self.cur, self.code);
+                    self.cur = self.cache.taken(self.cur, self.spaces.space(self.key.0));
                 }
                 Term::Call => self.call(out),
-                _ => self.cur = self.cache.fall(self.cur, self.code),
+                _ => self.cur = self.cache.fall(self.cur, self.spaces.space(self.key.0)),
             }
         }
         self.pos = Some(if executed { next } else { ip });
@@ -399,10 +412,10 @@ impl<'a> Walk<'a> {
                 }
                 Term::Jump => {
                     out.push(block.branch, block.target, kind);
-                    self.cur = self.cache.taken(self.cur, self.code);
+                    self.cur = self.cache.taken(self.cur, self.spaces.space(self.key.0));
                 }
                 Term::Call => self.call(out),
-                Term::Split => self.cur = self.cache.fall(self.cur, self.code),
+                Term::Split => self.cur = self.cache.fall(self.cur, self.spaces.space(self.key.0)),
                 Term::Return | Term::IndirectJump | Term::IndirectCall => {
                     out.push(block.branch, ip.unwrap_or(0), kind);
                     return self.stop(None);

@@ -1,11 +1,13 @@
 //! Control flow for Python.
 
+use std::sync::Arc;
+
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::flow::code::Stub;
 use crate::flow::context::{Context, Schedule};
-use crate::flow::{walk_bytes, Batch, Config, Finding, Mark, What};
+use crate::flow::{walk_stream, Batch, Config, Finding, Mark, Pieces, Skipped, What};
 use crate::image::FlatCode;
 use crate::pt::TimeConfig;
 
@@ -31,11 +33,12 @@ fn walk(
     let stubs = stubs.into_iter().map(|(start, end, site, continue_addr)| Stub { start, end, site, continue_addr });
     let code = FlatCode::new(regions, stubs.collect());
     let time = TimeConfig { tsc_ctc, mtc_shift, max_nonturbo, ..TimeConfig::default() };
-    let schedule = Schedule::constant(Context::default());
+    let schedule = Arc::new(Schedule::constant(Context::default()));
     let mut branches = Vec::new();
     let mut marks = Vec::new();
     let mut before = 0;
-    walk_bytes(packets, Config { compressed_returns, time }, &code, &schedule, |batch: &Batch| {
+    let config = Config { compressed_returns, time };
+    walk_stream(&mut Pieces::of_bytes(packets), config, &code, &schedule, |batch: &Batch| {
         marks.extend(batch.marks.iter().map(|mark| to_mark(mark, before)));
         for branch in &batch.branches {
             branches.extend_from_slice(&branch.to_bytes());
@@ -50,7 +53,8 @@ fn to_mark(mark: &Mark, before: u32) -> PyMark {
         What::Word { value, ip } => ("word", value.to_string(), ip),
         What::Event { packet, ip } => ("event", packet.to_string(), ip),
         What::Overflow => ("overflow", String::new(), None),
-        What::MissingBytes => ("missing", String::new(), None),
+        What::Skipped(Skipped::MissingChunk) => ("missing", String::new(), None),
+        What::Skipped(Skipped::NoPsb { bytes }) => ("missing", bytes.to_string(), None),
         What::Finding(finding) => {
             let ip = match finding {
                 Finding::NoCode { ip }
