@@ -7,7 +7,7 @@ use super::block::{build, Block, Offsets, Term, NONE};
 use super::code::Code;
 
 /// Blocks kept of one space, some 100 bytes each; then they are built anew.
-const MAX_BLOCKS: usize = 1 << 19;
+const MAX_BLOCKS: usize = 1 << 18;
 
 /// Addresses need no hash that resists an adversary: a bad one costs a hostile trace its own time.
 #[derive(Default)]

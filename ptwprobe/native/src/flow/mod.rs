@@ -10,6 +10,7 @@ pub mod code;
 pub mod context;
 mod engine;
 mod pieces;
+mod pool;
 mod returns;
 mod sink;
 mod walk;
@@ -20,6 +21,7 @@ use context::{Schedule, Spaces};
 
 pub use engine::{Config, Engine};
 pub use pieces::{OwnedPiece, Pieces, Skipped, Source};
+pub use pool::{Input, Walks};
 pub use sink::{Batch, Branch, BranchKind, Finding, Mark, What};
 
 /// Walks one stream, of which `each` gets batch after batch.

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use crate::perfdata::AuxChunk;
+use crate::perfdata::{AuxChunk, ChunkKind};
 use crate::pt::{find_psb, nearest_tsc, Decoder, Kind, LastIp, PSB};
 
 /// A piece has as many bytes at least, if the stream goes on.
@@ -97,7 +97,16 @@ impl<'a> Pieces<&'a [u8]> {
     #[must_use]
     pub fn of_bytes(bytes: &'a [u8]) -> Self {
         let len = bytes.len() as u64;
-        let chunk = AuxChunk { idx: 0, tid: None, cpu: None, stream_offset: 0, file_offset: 0, len, tsc_reference: 0 };
+        let chunk = AuxChunk {
+            file_offset: 0,
+            len,
+            stream_offset: 0,
+            tsc_reference: 0,
+            idx: 0,
+            tid: None,
+            cpu: None,
+            kind: ChunkKind::Stream,
+        };
         Self::new(bytes, [chunk])
     }
 }
@@ -225,7 +234,8 @@ impl<S: Source> Pieces<S> {
                 self.broken = true;
                 return false;
             };
-            if self.expected.is_some_and(|expected| expected != chunk.stream_offset) {
+            let joins = |expected| chunk.kind == ChunkKind::Stream && expected == chunk.stream_offset;
+            if self.expected.is_some_and(|expected| !joins(expected)) {
                 if !self.bytes.is_empty() {
                     self.broken = true;
                     return false;

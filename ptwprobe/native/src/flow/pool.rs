@@ -1,0 +1,264 @@
+//! Streams walked side by side: pieces on all cores, batches in the order of each stream.
+//!
+//! What comes out does not depend on how many work at it: every piece is walked by itself. Memory is bounded: a piece
+//! whose batches nobody takes is left standing, and its walk goes on when there is room.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use super::context::{Schedule, Spaces};
+use super::engine::{Config, Engine};
+use super::knows;
+use super::pieces::{OwnedPiece, Pieces, Source};
+use super::sink::Batch;
+
+/// Batches of a piece that wait to be taken.
+const MAX_WAITING: usize = 8;
+
+/// Batches kept to be filled again.
+const MAX_SPARE: usize = 32;
+
+/// A stream: its bytes, and whose they are.
+pub struct Input<R> {
+    pub pieces: Pieces<R>,
+    pub schedule: Arc<Schedule>,
+}
+
+/// The walk of some streams. Dropping it ends the work.
+pub struct Walks<R: Source, S: Spaces + Clone> {
+    shared: Arc<Shared<R, S>>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+struct Shared<R, S> {
+    config: Config,
+    spaces: S,
+    state: Mutex<State<R, S>>,
+    /// Something can be worked at.
+    work: Condvar,
+    /// A batch or the end of a piece is there.
+    results: Condvar,
+}
+
+struct State<R, S> {
+    streams: Vec<Stream<R, S>>,
+    /// Engines with what they know of the code, for the next piece.
+    engines: Vec<Box<Engine<S>>>,
+    spare: Vec<Batch>,
+    /// Pieces of one stream that are worked at together.
+    depth: usize,
+    closed: bool,
+}
+
+struct Stream<R, S> {
+    /// `None` while a worker cuts the next piece.
+    input: Option<Input<R>>,
+    ended: bool,
+    /// The number of the piece in front.
+    first: u64,
+    pieces: VecDeque<Slot<S>>,
+}
+
+/// A piece that is walked.
+struct Slot<S> {
+    batches: VecDeque<Batch>,
+    /// While nobody works at it.
+    engine: Option<Box<Engine<S>>>,
+    done: bool,
+}
+
+enum Task<R, S> {
+    Cut { stream: usize, input: Input<R> },
+    Walk { stream: usize, piece: u64, engine: Box<Engine<S>>, batch: Batch },
+}
+
+impl<R: Source + Send + 'static, S: Spaces + Clone + 'static> Walks<R, S> {
+    /// `jobs`: how many work at it; with 1 it is the caller alone.
+    pub fn new(config: Config, spaces: S, inputs: Vec<Input<R>>, jobs: usize) -> Self {
+        let streams: Vec<_> = inputs
+            .into_iter()
+            .map(|input| Stream { input: Some(input), ended: false, first: 0, pieces: VecDeque::new() })
+            .collect();
+        let threads = if jobs > 1 { jobs } else { 0 };
+        let depth = 1 + 2 * threads / streams.len().max(1);
+        let state = State { streams, engines: Vec::new(), spare: Vec::new(), depth, closed: false };
+        let shared = Arc::new(Shared {
+            config,
+            spaces,
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            results: Condvar::new(),
+        });
+        let workers = (0..threads).filter_map(|_| {
+            let shared = Arc::clone(&shared);
+            // Where the system has no thread for it, the others do the work, or the caller.
+            std::thread::Builder::new().name("ptwprobe-flow".into()).spawn(move || shared.work()).ok()
+        });
+        let workers = workers.collect();
+        Self { shared, workers }
+    }
+
+    /// The next batch of stream `stream`; `None` at its end. One that was taken before may be given back in `used`.
+    pub fn next_batch(&mut self, stream: usize, used: Option<Batch>) -> Option<Batch> {
+        let shared = &self.shared;
+        let mut state = shared.lock();
+        state.give_back(used);
+        loop {
+            let (front, ended) = {
+                let stream = state.streams.get_mut(stream)?;
+                while stream.pieces.front().is_some_and(|slot| slot.done && slot.batches.is_empty()) {
+                    stream.pieces.pop_front();
+                    stream.first += 1;
+                }
+                (stream.pieces.front_mut().and_then(|slot| slot.batches.pop_front()), stream.ended)
+            };
+            if let Some(batch) = front {
+                drop(state);
+                shared.work.notify_one();
+                return Some(batch);
+            }
+            if ended && state.streams.get(stream)?.pieces.is_empty() {
+                return None;
+            }
+            state = if self.workers.is_empty() {
+                let task = state.task_of(stream)?;
+                drop(state);
+                shared.run(task)
+            } else {
+                shared.work.notify_all();
+                shared.results.wait(state).unwrap_or_else(PoisonError::into_inner)
+            };
+        }
+    }
+}
+
+impl<R: Source, S: Spaces + Clone> Drop for Walks<R, S> {
+    fn drop(&mut self) {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
+        self.shared.work.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker that panicked has said so itself.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl<R: Source, S: Spaces + Clone> Shared<R, S> {
+    fn lock(&self) -> MutexGuard<'_, State<R, S>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        let mut state = self.lock();
+        while !state.closed {
+            state = match state.task() {
+                Some(task) => {
+                    drop(state);
+                    let state = self.run(task);
+                    self.results.notify_all();
+                    state
+                }
+                None => self.work.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    fn run(&self, task: Task<R, S>) -> MutexGuard<'_, State<R, S>> {
+        match task {
+            Task::Cut { stream, mut input } => {
+                let schedule = Arc::clone(&input.schedule);
+                let piece = input.pieces.next_piece(|ip, tsc| knows(&self.spaces, &schedule, ip, tsc));
+                let mut rest = Batch::default();
+                if piece.is_none() {
+                    rest.skipped(input.pieces.skipped());
+                }
+                let mut state = self.lock();
+                state.cut(self, stream, input, piece, rest);
+                // Others may go on cutting, or walk this piece.
+                self.work.notify_one();
+                state
+            }
+            Task::Walk { stream, piece, mut engine, mut batch } => {
+                let done = engine.run(&mut batch);
+                let mut state = self.lock();
+                state.walked(stream, piece, engine, batch, done);
+                state
+            }
+        }
+    }
+}
+
+impl<R: Source, S: Spaces + Clone> State<R, S> {
+    fn give_back(&mut self, batch: Option<Batch>) {
+        if let Some(mut batch) = batch.filter(|_| self.spare.len() < MAX_SPARE) {
+            batch.clear();
+            self.spare.push(batch);
+        }
+    }
+
+    /// Something to do: what the streams wait for first.
+    fn task(&mut self) -> Option<Task<R, S>> {
+        for distance in 0..self.depth {
+            for stream in 0..self.streams.len() {
+                if let Some(task) = self.task_at(stream, distance) {
+                    return Some(task);
+                }
+            }
+        }
+        None
+    }
+
+    /// What brings stream `stream` on.
+    fn task_of(&mut self, stream: usize) -> Option<Task<R, S>> {
+        (0..self.depth).find_map(|distance| self.task_at(stream, distance))
+    }
+
+    /// What brings the piece `distance` behind the front of a stream on.
+    fn task_at(&mut self, index: usize, distance: usize) -> Option<Task<R, S>> {
+        let stream = self.streams.get_mut(index)?;
+        let piece = stream.first + distance as u64;
+        if distance == stream.pieces.len() && !stream.ended {
+            return Some(Task::Cut { stream: index, input: stream.input.take()? });
+        }
+        let slot = stream.pieces.get_mut(distance)?;
+        if slot.batches.len() >= MAX_WAITING {
+            return None;
+        }
+        let engine = slot.engine.take()?;
+        Some(Task::Walk { stream: index, piece, engine, batch: self.spare.pop().unwrap_or_default() })
+    }
+
+    fn cut(&mut self, shared: &Shared<R, S>, index: usize, input: Input<R>, piece: Option<OwnedPiece>, rest: Batch) {
+        let engine = piece.map(|piece| {
+            let mut engine =
+                self.engines.pop().unwrap_or_else(|| Box::new(Engine::new(shared.config, shared.spaces.clone())));
+            engine.start(piece, &input.schedule);
+            engine
+        });
+        let Some(stream) = self.streams.get_mut(index) else { return };
+        stream.ended = engine.is_none();
+        stream.input = Some(input);
+        let batches = if stream.ended && !rest.is_empty() { VecDeque::from([rest]) } else { VecDeque::new() };
+        stream.pieces.push_back(Slot { batches, done: stream.ended, engine });
+    }
+
+    fn walked(&mut self, index: usize, piece: u64, engine: Box<Engine<S>>, batch: Batch, done: bool) {
+        let Some(stream) = self.streams.get_mut(index) else { return };
+        // A piece stays in its place until it is done.
+        let at = usize::try_from(piece.wrapping_sub(stream.first)).unwrap_or(usize::MAX);
+        let Some(slot) = stream.pieces.get_mut(at) else { return };
+        let empty = batch.is_empty();
+        if empty {
+            self.spare.push(batch);
+        } else {
+            slot.batches.push_back(batch);
+        }
+        slot.done = done;
+        if done {
+            self.engines.push(engine);
+        } else {
+            slot.engine = Some(engine);
+        }
+    }
+}
