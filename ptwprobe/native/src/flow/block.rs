@@ -37,20 +37,35 @@ pub enum Term {
     Unknown,
 }
 
-/// `start`: address of the first instruction, `branch`: of the one that ends it (of what follows, where none does),
-/// `after`: behind that one, `target`: of a direct branch. `taken` and `fall` are links to other blocks.
+/// What the walk needs of a block at every branch. `branch`: address of the instruction that ends it (of what follows,
+/// where none does), `target`: of a direct branch. `taken` and `fall` are links to other blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
-    pub start: u64,
     pub branch: u64,
-    pub after: u64,
     pub target: u64,
     pub taken: u32,
     pub fall: u32,
-    /// Where the offsets of its instructions are.
+    pub term: Term,
+    /// Bytes of the instruction that ends it.
+    pub branch_len: u8,
+}
+
+impl Block {
+    /// The address behind it.
+    #[inline]
+    #[must_use]
+    pub fn after(&self) -> u64 {
+        self.branch.wrapping_add(self.branch_len.into())
+    }
+}
+
+/// What else is known of a block: its address, and where its instructions begin.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    pub start: u64,
+    /// Index of the first in `Offsets`.
     offsets: u32,
     insns: u16,
-    pub term: Term,
 }
 
 /// What of an instruction ends a block.
@@ -114,15 +129,14 @@ pub fn branch_kind(term: Term) -> BranchKind {
 pub struct Offsets(Vec<u16>);
 
 impl Offsets {
-    /// The offset of the instruction at `ip` in `block`, and its length.
+    /// The address behind the instruction at `ip`, where one of the block's instructions begins there.
     #[must_use]
-    pub fn find(&self, block: &Block, ip: u64) -> Option<u64> {
-        let offset = u16::try_from(ip.checked_sub(block.start)?).ok()?;
-        let first = block.offsets as usize;
-        let offsets = self.0.get(first..first + usize::from(block.insns))?;
+    pub fn find(&self, block: &Block, extent: &Extent, ip: u64) -> Option<u64> {
+        let offset = u16::try_from(ip.checked_sub(extent.start)?).ok()?;
+        let first = extent.offsets as usize;
+        let offsets = self.0.get(first..first + usize::from(extent.insns))?;
         let at = offsets.binary_search(&offset).ok()?;
-        let next = offsets.get(at + 1).map_or(block.after, |&next| block.start.wrapping_add(next.into()));
-        Some(next)
+        Some(offsets.get(at + 1).map_or(block.after(), |&next| extent.start.wrapping_add(next.into())))
     }
 
     pub fn clear(&mut self) {
@@ -131,7 +145,7 @@ impl Offsets {
 }
 
 /// The block at `ip` in code of `bits` (16, 32 or 64).
-pub fn build(code: &dyn Code, bits: u32, ip: u64, offsets: &mut Offsets) -> Block {
+pub fn build(code: &dyn Code, bits: u32, ip: u64, offsets: &mut Offsets) -> (Block, Extent) {
     let mut buffer = [0; READ_LEN];
     let mut instruction = Instruction::default();
     let first = offsets.0.len();
@@ -142,12 +156,10 @@ pub fn build(code: &dyn Code, bits: u32, ip: u64, offsets: &mut Offsets) -> Bloc
         let bytes = buffer.get(..known).unwrap_or_default();
         if bytes.is_empty() {
             // A stub that cannot be read is passed: what it displaced ran in it.
-            if let Some(stub) = code.stub(ip).filter(|stub| at == ip && stub.continue_addr != ip) {
-                at = stub.continue_addr;
-                end = Some((Term::Split, at, 0));
-            } else {
-                end = Some((Term::Unknown, at, 0));
-            }
+            end = match code.stub(ip).filter(|stub| at == ip && stub.continue_addr != ip) {
+                Some(stub) => Some((Term::Split, stub.continue_addr, 0)),
+                None => Some((Term::Unknown, at, 0)),
+            };
             break;
         }
         let mut decoder = Decoder::with_ip(bits, bytes, at, DecoderOptions::NONE);
@@ -180,15 +192,8 @@ pub fn build(code: &dyn Code, bits: u32, ip: u64, offsets: &mut Offsets) -> Bloc
         }
     }
     let (term, branch, target) = end.unwrap_or((Term::Unknown, at, 0));
-    Block {
-        start: ip,
-        branch,
-        after: at,
-        target,
-        taken: NONE,
-        fall: NONE,
-        offsets: first as u32,
-        insns: (offsets.0.len() - first) as u16,
-        term,
-    }
+    // An instruction has 15 bytes at most; a stub that is passed ends where it goes on.
+    let branch_len = at.checked_sub(branch).and_then(|len| u8::try_from(len).ok()).unwrap_or(0);
+    let extent = Extent { start: ip, offsets: first as u32, insns: (offsets.0.len() - first) as u16 };
+    (Block { branch, target, taken: NONE, fall: NONE, term, branch_len }, extent)
 }

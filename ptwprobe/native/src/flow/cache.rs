@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::block::{build, Block, Offsets, Term, NONE};
+use super::block::{build, Block, Extent, Offsets, Term, NONE};
 use super::code::Code;
 
 /// Blocks kept of one space, some 100 bytes each; then they are built anew.
@@ -32,13 +32,19 @@ impl Hasher for AddressHasher {
 
 type ByAddress = HashMap<u64, u32, BuildHasherDefault<AddressHasher>>;
 
+/// Addresses found last, by some of their bits: most indirect branches lead to few places.
+const RECENT: usize = 1 << 12;
+
 /// The blocks of one address space in code of one width.
 #[derive(Default)]
 pub struct Cache {
     bits: u32,
     blocks: Vec<Block>,
+    extents: Vec<Extent>,
     offsets: Offsets,
     by_address: ByAddress,
+    /// (address, index), of `RECENT` places once there is a block.
+    recent: Vec<(u64, u32)>,
 }
 
 impl Cache {
@@ -56,8 +62,10 @@ impl Cache {
 
     pub fn clear(&mut self) {
         self.blocks.clear();
+        self.extents.clear();
         self.offsets.clear();
         self.by_address.clear();
+        self.recent.clear();
     }
 
     /// The block with this index. Indices come from this cache alone.
@@ -67,14 +75,37 @@ impl Cache {
         &self.blocks[index as usize]
     }
 
+    /// The address of a block.
+    #[must_use]
+    pub fn start(&self, index: u32) -> u64 {
+        self.extents[index as usize].start
+    }
+
     /// The index of the block that begins at `ip`.
+    #[inline]
     pub fn at(&mut self, ip: u64, code: &dyn Code) -> u32 {
-        if let Some(&index) = self.by_address.get(&ip) {
-            return index;
+        match self.recent.get(place(ip)) {
+            Some(&(address, index)) if address == ip && index != NONE => index,
+            _ => self.find(ip, code),
         }
-        let index = self.blocks.len() as u32;
-        self.blocks.push(build(code, self.bits, ip, &mut self.offsets));
-        self.by_address.insert(ip, index);
+    }
+
+    fn find(&mut self, ip: u64, code: &dyn Code) -> u32 {
+        let index = match self.by_address.get(&ip) {
+            Some(&index) => index,
+            None => {
+                let index = self.blocks.len() as u32;
+                let (block, extent) = build(code, self.bits, ip, &mut self.offsets);
+                self.blocks.push(block);
+                self.extents.push(extent);
+                self.by_address.insert(ip, index);
+                index
+            }
+        };
+        self.recent.resize(RECENT, (0, NONE));
+        if let Some(recent) = self.recent.get_mut(place(ip)) {
+            *recent = (ip, index);
+        }
         index
     }
 
@@ -97,7 +128,7 @@ impl Cache {
         if block.fall != NONE {
             return block.fall;
         }
-        let next = self.at(block.after, code);
+        let next = self.at(block.after(), code);
         self.blocks[index as usize].fall = next;
         next
     }
@@ -115,6 +146,10 @@ impl Cache {
     /// The address behind the instruction at `ip`, where one of the block's instructions begins there.
     #[must_use]
     pub fn next_of(&self, index: u32, ip: u64) -> Option<u64> {
-        self.offsets.find(self.block(index), ip)
+        self.offsets.find(self.block(index), &self.extents[index as usize], ip)
     }
+}
+
+fn place(ip: u64) -> usize {
+    (ip ^ ip >> 12) as usize % RECENT
 }

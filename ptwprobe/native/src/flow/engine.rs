@@ -107,20 +107,72 @@ impl<S: Spaces> Engine<S> {
                 self.finish(out);
                 return true;
             };
-            // Most of a trace are short TNT packets.
+            // Most of a trace are short TNT packets, and packets with an address.
             if first & 1 == 0 && first > 2 && self.block == Block::None {
                 let stop = first.leading_zeros();
                 self.pos += 1;
+                if self.waiting != Waiting::Nothing {
+                    self.drop_waiting(out);
+                }
                 self.tnt(u64::from(first) << (57 + stop), 6 - stop, out);
-            } else {
+            } else if !self.address(first, out) {
                 self.packet(out);
             }
         }
         false
     }
 
+    /// Takes the packet at `pos` if it is one with an address and not near the end.
+    #[inline]
+    fn address(&mut self, first: u8, out: &mut Batch) -> bool {
+        let op = first & 0x1f;
+        if !matches!(op, 0x0d | 0x11 | 0x01 | 0x1d) || self.block != Block::None {
+            return false;
+        }
+        let Some(payload) = self.piece.bytes.get(self.pos + 1..).and_then(|rest| rest.first_chunk()) else {
+            return false;
+        };
+        let word = u64::from_le_bytes(*payload);
+        let form = first >> 5;
+        let (len, value) = match form {
+            0 => (1, 0),
+            1 => (3, word & 0xffff),
+            2 => (5, word & 0xffff_ffff),
+            3 | 4 => (7, word & 0xffff_ffff_ffff),
+            6 => (9, word),
+            _ => return false,
+        };
+        let field = IpField { bytes: form, value };
+        let offset = self.pos as u64;
+        self.pos += len;
+        if op == 0x1d {
+            let ip = self.last_ip.update(field);
+            self.fup(ip, offset, out);
+            return true;
+        }
+        if self.waiting != Waiting::Nothing {
+            self.drop_waiting(out);
+        }
+        match op {
+            0x0d => self.tip(field, offset, out),
+            0x11 => {
+                let ip = self.last_ip.update(field);
+                self.start_trace(ip, offset, out);
+            }
+            _ => {
+                let ip = self.last_ip.update(field);
+                self.end_trace(ip, offset, out);
+            }
+        }
+        true
+    }
+
     fn packet(&mut self, out: &mut Batch) {
         let rest = self.piece.bytes.get(self.pos..).unwrap_or_default();
+        if let [0x99, mode @ 0..0x20, ..] = *rest {
+            self.pos += 2;
+            return self.set_mode(mode);
+        }
         let mut decoder = Decoder::resume(rest, self.pos as u64, self.block);
         match decoder.next_packet() {
             Some(Ok(packet)) => {
@@ -203,11 +255,7 @@ impl<S: Spaces> Engine<S> {
             }
             Kind::Ptw { value, ip: true, .. } => self.waiting = Waiting::Word { value, offset: packet.offset },
             Kind::Ptw { value, ip: false, .. } => self.mark(What::Word { value, ip: None }, packet.offset, out),
-            Kind::ModeExec(mode) => self.walk.set_bits(match mode & 3 {
-                0 => 16,
-                2 => 32,
-                _ => 64,
-            }),
+            Kind::ModeExec(mode) => self.set_mode(mode),
             Kind::ModeTsx(bits) => {
                 // Inside a PSB+ it only tells the state.
                 if !self.in_psb {
@@ -226,6 +274,15 @@ impl<S: Spaces> Engine<S> {
             Kind::Pip { .. } | Kind::Vmcs(_) if self.in_psb => {}
             _ => self.mark(What::Event { packet: packet.kind, ip: None }, packet.offset, out),
         }
+    }
+
+    /// The low two bits of a MODE.Exec are CS.L and CS.D.
+    fn set_mode(&mut self, mode: u8) {
+        self.walk.set_bits(match mode & 3 {
+            0 => 16,
+            2 => 32,
+            _ => 64,
+        });
     }
 
     fn timed(&mut self, out: &mut Batch) {

@@ -167,8 +167,21 @@ impl Batch {
         self.branches.len() as u32
     }
 
+    #[inline]
     pub(super) fn push(&mut self, from: u64, to: u64, kind: BranchKind) {
         self.branches.push(Branch::new(from, to, kind));
+    }
+
+    /// Pushes it if `taken`, without a branch on that.
+    #[inline]
+    pub(super) fn push_if(&mut self, taken: bool, from: u64, to: u64, kind: BranchKind) {
+        self.branches.reserve(1);
+        let len = self.branches.len();
+        if let Some(room) = self.branches.spare_capacity_mut().first_mut() {
+            room.write(Branch::new(from, to, kind));
+            // SAFETY: there is room for one more, and what stands there has just been written.
+            unsafe { self.branches.set_len(len + usize::from(taken)) };
+        }
     }
 
     /// What was left out of a stream before what comes next.

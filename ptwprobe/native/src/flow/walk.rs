@@ -15,6 +15,9 @@ const MAX_CACHES: usize = 8;
 /// Places inside unknown code at which interrupts came, and where the walk was then.
 const MAX_SUSPENDED: usize = 16;
 
+/// Addresses of which it is kept whether there is code.
+const ASKED: usize = 256;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Tracing is off.
@@ -46,6 +49,8 @@ pub struct Walk<S> {
     pos: Option<u64>,
     returns: Returns,
     suspended: Vec<(u64, u64)>,
+    /// (address, space, whether there is code), asked last.
+    asked: [(u64, u32, bool); ASKED],
 }
 
 impl<S: Spaces> Walk<S> {
@@ -63,6 +68,7 @@ impl<S: Spaces> Walk<S> {
             pos: None,
             returns: Returns::default(),
             suspended: Vec::new(),
+            asked: [(0, u32::MAX, false); ASKED],
         }
     }
 
@@ -123,7 +129,7 @@ impl<S: Spaces> Walk<S> {
 
     /// The address that the walk has reached.
     pub fn position(&self) -> Option<u64> {
-        (self.state == State::At).then(|| self.pos.unwrap_or_else(|| self.cache.block(self.cur).start))
+        (self.state == State::At).then(|| self.pos.unwrap_or_else(|| self.cache.start(self.cur)))
     }
 
     /// Whether there is code at `ip`.
@@ -131,7 +137,11 @@ impl<S: Spaces> Walk<S> {
         if self.state != State::At {
             self.select();
         }
-        self.spaces.space(self.key.0).read(ip, &mut [0]) != 0
+        let Some(asked) = self.asked.get_mut((ip ^ ip >> 8) as usize % ASKED) else { return false };
+        if (asked.0, asked.1) != (ip, self.key.0) {
+            *asked = (ip, self.key.0, self.spaces.space(self.key.0).read(ip, &mut [0]) != 0);
+        }
+        asked.2
     }
 
     /// The walk is at `ip`, as a packet says. In code that nothing is known of it goes on where it was when it was
@@ -206,20 +216,11 @@ impl<S: Spaces> Walk<S> {
             let block = *self.cache.block(self.cur);
             match block.term {
                 Term::Cond => {
-                    if bits >> 63 == 1 {
-                        out.push(block.branch, block.target, BranchKind::Cond);
-                        self.cur = if block.taken == NONE {
-                            self.cache.taken(self.cur, self.spaces.space(self.key.0))
-                        } else {
-                            block.taken
-                        };
-                    } else {
-                        self.cur = if block.fall == NONE {
-                            self.cache.fall(self.cur, self.spaces.space(self.key.0))
-                        } else {
-                            block.fall
-                        };
-                    }
+                    // No branch on the outcome: it is what cannot be foreseen.
+                    let taken = bits >> 63 == 1;
+                    out.push_if(taken, block.branch, block.target, BranchKind::Cond);
+                    let next = if taken { block.taken } else { block.fall };
+                    self.cur = if next == NONE { self.link(taken) } else { next };
                     bits <<= 1;
                     count -= 1;
                     sure = out.branches.len();
@@ -228,11 +229,7 @@ impl<S: Spaces> Walk<S> {
                 }
                 Term::Jump => {
                     out.push(block.branch, block.target, BranchKind::Jump);
-                    self.cur = if block.taken == NONE {
-                        self.cache.taken(self.cur, self.spaces.space(self.key.0))
-                    } else {
-                        block.taken
-                    };
+                    self.cur = if block.taken == NONE { self.link(true) } else { block.taken };
                 }
                 Term::Call => self.call(out),
                 Term::Split => self.cur = self.cache.fall(self.cur, self.spaces.space(self.key.0)),
@@ -277,17 +274,27 @@ impl<S: Spaces> Walk<S> {
         Ok(())
     }
 
+    /// The block that comes after the present one, for the first time.
+    #[cold]
+    fn link(&mut self, taken: bool) -> u32 {
+        let code = self.spaces.space(self.key.0);
+        if taken {
+            self.cache.taken(self.cur, code)
+        } else {
+            self.cache.fall(self.cur, code)
+        }
+    }
+
     /// Follows the direct call that ends the present block.
     #[inline]
     fn call(&mut self, out: &mut Batch) {
         let block = *self.cache.block(self.cur);
         out.push(block.branch, block.target, BranchKind::Call);
         // A call of the next instruction is not kept by the CPU.
-        if block.target != block.after {
-            self.returns.push(block.after, block.fall);
+        if block.target != block.after() {
+            self.returns.push(block.after(), block.fall);
         }
-        self.cur =
-            if block.taken == NONE { self.cache.taken(self.cur, self.spaces.space(self.key.0)) } else { block.taken };
+        self.cur = if block.taken == NONE { self.link(true) } else { block.taken };
     }
 
     /// Follows the indirect branch or the return that ends the present block to `ip`.
@@ -295,7 +302,7 @@ impl<S: Spaces> Walk<S> {
     fn indirect(&mut self, ip: u64, out: &mut Batch) {
         let block = *self.cache.block(self.cur);
         match block.term {
-            Term::IndirectCall => self.returns.push(block.after, block.fall),
+            Term::IndirectCall => self.returns.push(block.after(), block.fall),
             Term::Return => {
                 self.returns.pop();
             }
@@ -370,7 +377,7 @@ impl<S: Spaces> Walk<S> {
         let Some(from) = self.position() else { return Ok(()) };
         let (mut at, mut least, mut blocks) = (self.cur, from, 0);
         let next = loop {
-            let start = self.cache.block(at).start;
+            let start = self.cache.start(at);
             let ahead = ip.wrapping_sub(start) >= least.wrapping_sub(start);
             if let Some(next) = self.cache.next_of(at, ip).filter(|_| ahead) {
                 break next;
@@ -380,7 +387,7 @@ impl<S: Spaces> Walk<S> {
                 None => return Err(Finding::Unreachable { from, ip }),
             }
             blocks += 1;
-            least = self.cache.block(at).start;
+            least = self.cache.start(at);
         };
         for _ in 0..blocks {
             let block = self.cache.block(self.cur);
