@@ -33,7 +33,7 @@ impl Hasher for AddressHasher {
 type ByAddress = HashMap<u64, u32, BuildHasherDefault<AddressHasher>>;
 
 /// Addresses found last, by some of their bits: most indirect branches lead to few places.
-const RECENT: usize = 1 << 12;
+const RECENT: usize = 1 << 13;
 
 /// The blocks of one address space in code of one width.
 #[derive(Default)]
@@ -81,15 +81,26 @@ impl Cache {
         self.extents[index as usize].start
     }
 
-    /// The index of the block that begins at `ip`.
-    #[inline]
-    pub fn at(&mut self, ip: u64, code: &dyn Code) -> u32 {
+    /// The index of the block that begins at `ip`, if it was asked for not long ago.
+    #[inline(always)]
+    #[must_use]
+    pub fn recent(&self, ip: u64) -> Option<u32> {
         match self.recent.get(place(ip)) {
-            Some(&(address, index)) if address == ip && index != NONE => index,
-            _ => self.find(ip, code),
+            Some(&(address, index)) if address == ip && index != NONE => Some(index),
+            _ => None,
         }
     }
 
+    /// The index of the block that begins at `ip`.
+    #[inline]
+    pub fn at(&mut self, ip: u64, code: &dyn Code) -> u32 {
+        match self.recent(ip) {
+            Some(index) => index,
+            None => self.find(ip, code),
+        }
+    }
+
+    #[inline(never)]
     fn find(&mut self, ip: u64, code: &dyn Code) -> u32 {
         let index = match self.by_address.get(&ip) {
             Some(&index) => index,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::context::{Schedule, Spaces};
 use super::pieces::OwnedPiece;
 use super::sink::{Batch, BranchKind, Finding, Mark, What};
-use super::walk::{State, Targets, Walk};
+use super::walk::{Led, Outcomes, State, Walk};
 use crate::pt::{find_psb, BadReason, Block, Clock, Decoder, IpField, Kind, LastIp, Packet, TimeConfig};
 
 /// How a trace was recorded.
@@ -109,12 +109,21 @@ impl<S: Spaces> Engine<S> {
             };
             // Most of a trace are short TNT packets, and packets with an address.
             if first & 1 == 0 && first > 2 && self.block == Block::None {
-                let stop = first.leading_zeros();
                 self.pos += 1;
                 if self.waiting != Waiting::Nothing {
                     self.drop_waiting(out);
                 }
-                self.tnt(u64::from(first) << (57 + stop), 6 - stop, out);
+                let stop = first.leading_zeros();
+                let mut outcomes = Outcomes { bits: u64::from(first) << (57 + stop), count: 6 - stop };
+                if self.walk.state() == State::At {
+                    self.from = None;
+                    let led = self.walk.branches(&mut outcomes, out);
+                    if led != Led::On {
+                        self.led(led, outcomes, out);
+                    }
+                } else {
+                    self.tnt(outcomes, out);
+                }
             } else if !self.address(first, out) {
                 self.packet(out);
             }
@@ -123,7 +132,7 @@ impl<S: Spaces> Engine<S> {
     }
 
     /// Takes the packet at `pos` if it is one with an address and not near the end.
-    #[inline]
+    #[inline(always)]
     fn address(&mut self, first: u8, out: &mut Batch) -> bool {
         let op = first & 0x1f;
         if !matches!(op, 0x0d | 0x11 | 0x01 | 0x1d) || self.block != Block::None {
@@ -154,7 +163,18 @@ impl<S: Spaces> Engine<S> {
             self.drop_waiting(out);
         }
         match op {
-            0x0d => self.tip(field, offset, out),
+            0x0d => {
+                if self.ahead == 0 && self.from.is_none() && self.walk.state() == State::At && form != 0 {
+                    let mut last_ip = self.last_ip;
+                    if let Some(ip) = last_ip.update(field) {
+                        if self.walk.plain_target(ip, out) {
+                            self.last_ip = last_ip;
+                            return true;
+                        }
+                    }
+                }
+                self.tip(field, offset, out);
+            }
             0x11 => {
                 let ip = self.last_ip.update(field);
                 self.start_trace(ip, offset, out);
@@ -243,7 +263,10 @@ impl<S: Spaces> Engine<S> {
             self.drop_waiting(out);
         }
         match packet.kind {
-            Kind::Tnt { bits, count, .. } => self.tnt(bits << (64 - u32::from(count)), count.into(), out),
+            Kind::Tnt { bits, count, .. } => {
+                let count = u32::from(count);
+                self.tnt(Outcomes { bits: bits << (64 - count), count }, out);
+            }
             Kind::Tip(field) => self.tip(field, packet.offset, out),
             Kind::TipPge(field) => {
                 let ip = self.last_ip.update(field);
@@ -299,24 +322,33 @@ impl<S: Spaces> Engine<S> {
         self.walk.set_space(context.space);
     }
 
-    #[inline]
-    fn tnt(&mut self, bits: u64, count: u32, out: &mut Batch) {
+    fn tnt(&mut self, mut outcomes: Outcomes, out: &mut Batch) {
         self.from = None;
         match self.walk.state() {
             State::At => {
-                let mut ahead = Ahead {
-                    bytes: &self.piece.bytes,
-                    pos: self.pos,
-                    taken: &mut self.ahead,
-                    taken_pos: &mut self.ahead_pos,
-                    last_ip: &mut self.last_ip,
-                };
-                if let Err(finding) = self.walk.branches(bits, count, &mut ahead, out) {
-                    self.fail(finding, out);
-                }
+                let led = self.walk.branches(&mut outcomes, out);
+                self.led(led, outcomes, out);
             }
             State::Off => self.fail(Finding::TracingOff, out),
             State::Lost => {}
+        }
+    }
+
+    /// Goes on with what `outcomes` have left.
+    fn led(&mut self, mut led: Led, mut outcomes: Outcomes, out: &mut Batch) {
+        loop {
+            match led {
+                Led::On => return,
+                Led::ToIndirect => match self.target_ahead() {
+                    Some(ip) => self.walk.deferred(ip, out),
+                    None => {
+                        let ip = self.walk.branch();
+                        return self.fail(Finding::Mismatch { ip }, out);
+                    }
+                },
+                Led::Nowhere(finding) => return self.fail(finding, out),
+            }
+            led = self.walk.branches(&mut outcomes, out);
         }
     }
 
@@ -499,26 +531,17 @@ impl<S: Spaces> Engine<S> {
             }
         }
     }
-}
 
-/// Looks for TIPs behind the packet that is walked.
-struct Ahead<'a> {
-    bytes: &'a [u8],
-    pos: usize,
-    taken: &'a mut usize,
-    taken_pos: &'a mut usize,
-    last_ip: &'a mut LastIp,
-}
-
-impl Targets for Ahead<'_> {
-    fn deferred(&mut self) -> Option<u64> {
-        let start = if *self.taken == 0 { self.pos } else { *self.taken_pos };
-        let mut decoder = Decoder::new(self.bytes.get(start..)?, 0);
+    /// The address of the next TIP, if one comes before anything else that moves control: it belongs to a branch in
+    /// front of TNT packets that came first.
+    fn target_ahead(&mut self) -> Option<u64> {
+        let start = if self.ahead == 0 { self.pos } else { self.ahead_pos };
+        let mut decoder = Decoder::new(self.piece.bytes.get(start..)?, 0);
         loop {
             match decoder.next_packet()?.ok()?.kind {
                 Kind::Tip(field) => {
-                    *self.taken_pos = start + decoder.position();
-                    *self.taken += 1;
+                    self.ahead_pos = start + decoder.position();
+                    self.ahead += 1;
                     return self.last_ip.update(field);
                 }
                 Kind::Tnt { .. } | Kind::Pad | Kind::Cyc(_) | Kind::Mtc(_) | Kind::Tsc(_) | Kind::Tma { .. } => {}

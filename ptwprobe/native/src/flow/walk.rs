@@ -27,10 +27,21 @@ pub enum State {
     At,
 }
 
-/// What asks for the target of an indirect branch in the middle of a TNT packet.
-pub trait Targets {
-    /// The address of the next TIP, if one comes before anything else that moves control.
-    fn deferred(&mut self) -> Option<u64>;
+/// Branches of a TNT packet: the oldest in the highest bit, 1 is taken.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcomes {
+    pub bits: u64,
+    pub count: u32,
+}
+
+/// Where the outcomes led.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Led {
+    /// All were used.
+    On,
+    /// To an indirect branch: the rest comes behind it.
+    ToIndirect,
+    Nowhere(Finding),
 }
 
 /// See the module. `caches` are those that are not in use, with their space and width.
@@ -144,6 +155,20 @@ impl<S: Spaces> Walk<S> {
         asked.2
     }
 
+    /// The walk is at `ip`, as a packet says.
+    #[inline(always)]
+    fn arrive(&mut self, ip: u64) {
+        let same = self.key == (self.space, self.bits) && self.suspended.is_empty();
+        match self.cache.recent(ip).filter(|_| same) {
+            Some(index) => {
+                self.cur = index;
+                self.pos = None;
+                self.state = State::At;
+            }
+            None => self.enter(ip),
+        }
+    }
+
     /// The walk is at `ip`, as a packet says. In code that nothing is known of it goes on where it was when it was
     /// interrupted there.
     pub fn enter(&mut self, ip: u64) {
@@ -200,19 +225,17 @@ impl<S: Spaces> Walk<S> {
         }
     }
 
-    /// The branches of a TNT packet: `count` of them, the oldest in the highest bit of `bits`; 1 is taken.
-    #[inline]
-    pub fn branches(
-        &mut self,
-        mut bits: u64,
-        mut count: u32,
-        targets: &mut impl Targets,
-        out: &mut Batch,
-    ) -> Result<(), Finding> {
+    /// Follows `outcomes`, of which those used are taken away.
+    #[inline(always)]
+    pub fn branches(&mut self, outcomes: &mut Outcomes, out: &mut Batch) -> Led {
         self.pos = None;
         let mut sure = out.branches.len();
         let mut direct = 0;
-        while count > 0 {
+        let Outcomes { mut bits, mut count } = *outcomes;
+        let led = loop {
+            if count == 0 {
+                return Led::On;
+            }
             let block = *self.cache.block(self.cur);
             match block.term {
                 Term::Cond => {
@@ -249,29 +272,33 @@ impl<S: Spaces> Walk<S> {
                     continue;
                 }
                 Term::Return | Term::IndirectJump | Term::IndirectCall => {
-                    let Some(ip) = targets.deferred() else {
-                        out.branches.truncate(sure);
-                        return Err(Finding::Mismatch { ip: block.branch });
-                    };
-                    self.indirect(ip, out);
-                    sure = out.branches.len();
-                    direct = 0;
-                    continue;
+                    break Led::ToIndirect;
                 }
                 // Up to here there was no choice.
-                Term::Unknown => return Err(Finding::NoCode { ip: block.branch }),
+                Term::Unknown => break Led::Nowhere(Finding::NoCode { ip: block.branch }),
                 Term::Syscall | Term::FarReturn | Term::FarOther | Term::Stop | Term::Invalid => {
                     out.branches.truncate(sure);
-                    return Err(Finding::Mismatch { ip: block.branch });
+                    break Led::Nowhere(Finding::Mismatch { ip: block.branch });
                 }
             }
             direct += 1;
             if direct > MAX_DIRECT {
                 out.branches.truncate(sure);
-                return Err(Finding::Endless { ip: block.branch });
+                break Led::Nowhere(Finding::Endless { ip: block.branch });
             }
-        }
-        Ok(())
+        };
+        *outcomes = Outcomes { bits, count };
+        led
+    }
+
+    /// Follows the indirect branch that outcomes led to; its target is told behind them.
+    pub fn deferred(&mut self, ip: u64, out: &mut Batch) {
+        self.indirect(ip, out);
+    }
+
+    /// The address of the instruction that ends the present block.
+    pub fn branch(&self) -> u64 {
+        self.cache.block(self.cur).branch
     }
 
     /// The block that comes after the present one, for the first time.
@@ -286,7 +313,7 @@ impl<S: Spaces> Walk<S> {
     }
 
     /// Follows the direct call that ends the present block.
-    #[inline]
+    #[inline(always)]
     fn call(&mut self, out: &mut Batch) {
         let block = *self.cache.block(self.cur);
         out.push(block.branch, block.target, BranchKind::Call);
@@ -298,7 +325,7 @@ impl<S: Spaces> Walk<S> {
     }
 
     /// Follows the indirect branch or the return that ends the present block to `ip`.
-    #[inline]
+    #[inline(always)]
     fn indirect(&mut self, ip: u64, out: &mut Batch) {
         let block = *self.cache.block(self.cur);
         match block.term {
@@ -309,7 +336,30 @@ impl<S: Spaces> Walk<S> {
             _ => {}
         }
         out.push(block.branch, ip, branch_kind(block.term));
-        self.enter(ip);
+        self.arrive(ip);
+    }
+
+    /// As `target`, where an indirect branch is next and nothing is in the way; else nothing happens.
+    #[inline(always)]
+    pub fn plain_target(&mut self, ip: u64, out: &mut Batch) -> bool {
+        // Direct jumps in between are few.
+        for _ in 0..4 {
+            let block = self.cache.block(self.cur);
+            match block.term {
+                Term::IndirectJump | Term::IndirectCall | Term::Return => {
+                    self.indirect(ip, out);
+                    return true;
+                }
+                Term::Jump if block.taken != NONE => {
+                    out.push(block.branch, block.target, BranchKind::Jump);
+                    self.cur = block.taken;
+                }
+                Term::Call => self.call(out),
+                _ => return false,
+            }
+            self.pos = None;
+        }
+        false
     }
 
     /// A TIP: to `ip`, or to where the trace does not say.
