@@ -262,3 +262,78 @@ impl<R: Source, S: Spaces + Clone> State<R, S> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::context::Context;
+    use crate::flow::sink::{Branch, Mark};
+    use crate::image::FlatCode;
+    use crate::pt::{encode, encode_fup, encode_psb, Kind, LastIp};
+
+    /// `top: dec eax; jnz top; jmp top`, and streams that go round in it, with damage here and there.
+    fn stream(seed: u64, len: usize) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut random = seed;
+        while out.len() < len {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            if out.is_empty() || random >> 54 == 0 {
+                let mut last_ip = LastIp::default();
+                encode_psb(&mut out, &mut last_ip);
+                let time = out.len() as u64;
+                encode(&mut out, Kind::Tsc(time));
+                encode_fup(&mut out, &mut last_ip, 0x1000);
+                encode(&mut out, Kind::PsbEnd);
+            } else if random >> 50 == 77 {
+                out.extend_from_slice(&[0x02, 0xff]);
+            } else {
+                encode(&mut out, Kind::Tnt { bits: random >> 40 & 0x3f, count: 6, long: false });
+            }
+        }
+        out
+    }
+
+    fn walked(streams: &[Vec<u8>], jobs: usize) -> Vec<(Vec<Branch>, Vec<Mark>)> {
+        let code = Arc::new(FlatCode::new(vec![(0x1000, vec![0xff, 0xc8, 0x75, 0xfc, 0xeb, 0xfa])], vec![]));
+        let schedule = Arc::new(Schedule::constant(Context::default()));
+        let inputs = streams.iter().map(|bytes| {
+            // The bytes of a test may stay.
+            let bytes: &'static [u8] = bytes.clone().leak();
+            Input { pieces: Pieces::of_bytes(bytes), schedule: Arc::clone(&schedule) }
+        });
+        let config = Config { compressed_returns: true, ..Config::default() };
+        let mut walks = Walks::new(config, code, inputs.collect(), jobs);
+        let mut all = vec![(Vec::new(), Vec::new()); streams.len()];
+        let mut open: Vec<usize> = (0..streams.len()).rev().collect();
+        while let Some(stream) = open.pop() {
+            if let Some(batch) = walks.next_batch(stream, None) {
+                let (branches, marks) = &mut all[stream];
+                let before = branches.len() as u32;
+                marks.extend(batch.marks.iter().map(|mark| Mark { at: before + mark.at, ..*mark }));
+                branches.extend_from_slice(&batch.branches);
+                open.insert(0, stream);
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn however_many_work_the_result_is_the_same() {
+        let streams: Vec<_> = (1..4).map(|seed| stream(seed, 400_000 * seed as usize)).collect();
+        let alone = walked(&streams, 1);
+        assert!(alone.iter().all(|(branches, marks)| branches.len() > 100_000 && !marks.is_empty()));
+        for jobs in [2, 3, 8] {
+            assert!(walked(&streams, jobs) == alone, "{jobs} jobs");
+        }
+    }
+
+    #[test]
+    fn work_that_nobody_takes_is_left_standing_and_ends() {
+        let code = Arc::new(FlatCode::default());
+        let input = Input { pieces: Pieces::of_bytes(stream(9, 3_000_000).leak()), schedule: Arc::default() };
+        let mut walks = Walks::new(Config::default(), code, vec![input], 2);
+        assert!(walks.next_batch(0, None).is_some());
+        assert!(walks.next_batch(1, None).is_none());
+        drop(walks);
+    }
+}

@@ -70,23 +70,5 @@ fn to_mark(mark: &Mark, before: u32) -> PyMark {
 }
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(walk_count, module)?)?;
     module.add_function(wrap_pyfunction!(walk, module)?)
-}
-
-#[pyfunction]
-fn walk_count(packets: &[u8], regions: Vec<(u64, Vec<u8>)>, jobs: usize) -> u64 {
-    let code = Arc::new(FlatCode::new(regions, vec![]));
-    let schedule = Arc::new(Schedule::constant(Context::default()));
-    let config = Config { compressed_returns: true, time: TimeConfig::default() };
-    let bytes: &'static [u8] = Box::leak(packets.to_vec().into_boxed_slice());
-    let input = crate::flow::Input { pieces: Pieces::of_bytes(bytes), schedule };
-    let mut walks = crate::flow::Walks::new(config, code, vec![input], jobs);
-    let mut used = None;
-    let mut n = 0;
-    while let Some(batch) = walks.next_batch(0, used.take()) {
-        n += batch.branches.len() as u64;
-        used = Some(batch);
-    }
-    n
 }
