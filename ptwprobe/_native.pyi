@@ -231,6 +231,43 @@ class Recorder:
 # ---- trace
 
 @final
+class CodeTimeline:
+    """The address spaces of a perf.data over time. Space 0 has no code; times are TSC.
+
+    ``images``: the folder beside the perf.data; ``root``: put in front of every path; ``caches``: folders with files by
+    build id (``~/.debug``, debuginfod's); ``live``: ask processes that still run for their files. ``stubs``: (pid,
+    (start, end, site, where it continues)).
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        images: str | PathLike[str] | None = None,
+        root: str | PathLike[str] | None = None,
+        caches: Sequence[str | PathLike[str]] = (),
+        live: bool = False,
+        stubs: Sequence[tuple[int, tuple[int, int, int, int]]] = (),
+    ) -> None: ...
+    def process(self, pid: int, tsc: int) -> int:
+        """The space of a process."""
+
+    def thread(self, tid: int) -> list[tuple[int, int, int | None, int | None]]:
+        """(begin, space, pid, tid), in order of time."""
+
+    def cpu(self, cpu: int) -> list[tuple[int, int, int | None, int | None]]: ...
+    def regions(self, space: int) -> list[tuple[int, int]]:
+        """[start, end) of known code."""
+
+    def read(self, space: int, addr: int, size: int) -> bytes:
+        """As many bytes as are known from ``addr`` on."""
+
+    def stub(self, space: int, addr: int) -> tuple[int, int, int, int] | None: ...
+    def notes(self) -> list[str]:
+        """What a user should know, of files only where they were read."""
+
+    def __len__(self) -> int: ...
+
 class TraceWriter:
     """A perf.data as the recorder writes it. Times in ns of CLOCK_MONOTONIC; errors of the disk are OSError."""
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 import ptwprobe
+from ptwprobe._native import CodeTimeline
 from ptwprobe.probe.elffile import open_elf
 from ptwprobe.process import Process
+from ptwprobe.trace.session import read_session
 from tests.peers.auxdata import AuxData, Image
 from tests.targets import Target
 
@@ -69,6 +71,50 @@ def test_images_and_files_are_the_code_of_the_process(progs: Programs, start: St
     assert after[: len(patched)] == patched
     assert compare(after, target.pid) > 100
     assert not [image for image in after[len(patched) :] if image.path.parent.name == "images"]
+
+
+def test_our_reader_knows_all_code_before_and_after(progs: Programs, start: Start, tmp_path: Path) -> None:
+    """Also of a folder that was moved; and without its images nothing of what they hold."""
+    target = start(progs("calls"), "1", "100000000", "1000")
+    session = ptwprobe.Session(pid=target.pid, output=tmp_path / "s.ptw")
+    session.add(PROBE)
+    session.start()
+    patched = memory(target.pid)
+    session.stop()
+    folder = (tmp_path / "s.ptw").rename(tmp_path / "moved")
+    info = read_session(folder / "session.json")
+    stubs = [(s.pid, (s.stub, s.stub_end, s.addr, s.continue_addr)) for e in info.events for s in e.sites]
+    timeline = CodeTimeline(folder / "perf.data", images=folder / "images", stubs=stubs)
+    schedule = timeline.thread(target.pid)
+    spaces = [space for _, space, _, _ in schedule if space]
+    assert len(spaces) == 2
+    site, stub = info.events[0].sites[0].addr, info.events[0].sites[0].stub
+    for addr, content in patched.items():
+        assert timeline.read(spaces[0], addr, len(content)) == content, hex(addr)
+    assert timeline.read(spaces[0], site, 1) == b"\xe9"
+    after = memory(target.pid)
+    for addr, content in after.items():
+        assert timeline.read(spaces[1], addr, len(content)) == content, hex(addr)
+    assert timeline.read(spaces[1], site, 1) != b"\xe9"
+    assert timeline.stub(spaces[0], stub) == stubs[0][1]
+    assert timeline.notes() == []
+    (folder / "images").rename(folder / "gone")
+    without = CodeTimeline(folder / "perf.data", images=folder / "images", stubs=stubs)
+    assert without.read(spaces[0], site, 1) == b""
+    assert without.stub(spaces[0], stub) == stubs[0][1]
+    assert without.notes() and all("not found" in note for note in without.notes())
+
+
+def memory(pid: int) -> dict[int, bytes]:
+    """All code of a process, but for what a page has behind the end of its file."""
+    process = Process(pid)
+    maps = [m for m in process.maps() if m.executable and m.path != "[vsyscall]"]
+    out = {}
+    for m in maps:
+        # Files end somewhere in the last page.
+        size = m.end - m.start - (4095 if m.is_file and m.aside is None and m.end - m.start > 4096 else 0)
+        out[m.start] = process.read_some(m.start, size)
+    return out
 
 
 def test_images_are_private_and_have_their_build_ids(progs: Programs, start: Start, tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::elf::BuildId;
 use super::files::{Files, Places, Wanted};
 use super::find::is_nameless;
 use super::jit;
 use super::regions::{FileId, Region, Regions, Source};
 use super::space::{Space, Stubs};
-use super::timeline::{Switches, Timeline};
+use super::timeline::{Switches, Timeline, Who};
 use crate::clock::TimeConv;
 use crate::flow::code::Stub;
 
@@ -61,7 +62,10 @@ enum Change {
 pub struct Builder {
     conv: Option<TimeConv>,
     files: Files,
+    /// By ns.
     changes: Vec<(u64, Change)>,
+    /// By TSC.
+    jitted: Vec<(u64, Change)>,
     switches: HashMap<u32, Switches>,
     switch_count: usize,
     stubs: HashMap<u32, Vec<Stub>>,
@@ -71,18 +75,31 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// `conv`: of the recording; without it all that the records say holds from the start on, the last of it.
     #[must_use]
-    pub fn new(conv: Option<TimeConv>, places: Places) -> Self {
+    pub fn new(places: Places) -> Self {
         Self {
-            conv,
+            conv: None,
             files: Files::new(places),
             changes: Vec::new(),
+            jitted: Vec::new(),
             switches: HashMap::new(),
             switch_count: 0,
             stubs: HashMap::new(),
             dumps: HashSet::new(),
             notes: Vec::new(),
+        }
+    }
+
+    /// The clock of the recording, before or after the rest. Without it all that is said holds from the start on, the
+    /// last of it.
+    pub fn clock(&mut self, conv: TimeConv) {
+        self.conv = Some(conv);
+    }
+
+    /// The file that the recording found at `path` has this build id; a mapping's own counts more.
+    pub fn build_id(&mut self, path: &[u8], id: &[u8]) {
+        if let Some(id) = BuildId::new(id) {
+            self.files.build_id(path, id);
         }
     }
 
@@ -122,12 +139,13 @@ impl Builder {
         }
         let Some(content) = self.files.content(file) else { return };
         for code in jit::loaded(content) {
-            let tsc = match code.time {
-                jit::Time::Tsc(tsc) => tsc,
-                jit::Time::Ns(ns) => self.tsc(ns),
-            };
             let source = Some(Source { file, offset: code.offset, jit: true });
-            self.change_at(tsc, Change::Map { pid, start: code.start, end: code.end, source });
+            let change = Change::Map { pid, start: code.start, end: code.end, source };
+            match code.time {
+                jit::Time::Ns(ns) => self.change(ns, change),
+                jit::Time::Tsc(tsc) if self.has_room() => self.jitted.push((tsc, change)),
+                jit::Time::Tsc(_) => return,
+            }
         }
     }
 
@@ -149,34 +167,30 @@ impl Builder {
         self.change(ns, Change::Exec { pid });
     }
 
-    /// From now on `cpu` executes (pid, tid), or nobody knows whom.
-    pub fn switch(&mut self, ns: u64, cpu: u32, who: Option<(u32, u32)>) {
-        let tsc = self.tsc(ns);
+    /// From now on `cpu` executes `who`, or nobody knows whom.
+    pub fn switch(&mut self, ns: u64, cpu: u32, who: Option<Who>) {
         let limit = self.switch_count >= MAX_SWITCHES;
         self.switch_count += usize::from(!limit);
         let switches = self.switches.entry(cpu).or_default();
         if !limit {
-            switches.push(tsc, who);
-        } else if switches.close(tsc) {
+            switches.push(ns, who);
+        } else if switches.close(ns) {
             self.note(&format!("too many context switches: later ones of CPU {cpu} are not used"));
         }
     }
 
-    fn tsc(&self, ns: u64) -> u64 {
-        // 0: before all, as perf writes it of what it found. Times before the counter's start are so, too.
-        self.conv.filter(|conv| ns != 0 && ns >= conv.zero).map_or(0, |conv| conv.ns_to_tsc(ns))
-    }
-
     fn change(&mut self, ns: u64, change: Change) {
-        self.change_at(self.tsc(ns), change);
+        if self.has_room() {
+            self.changes.push((ns, change));
+        }
     }
 
-    fn change_at(&mut self, tsc: u64, change: Change) {
-        if self.changes.len() < MAX_CHANGES {
-            self.changes.push((tsc, change));
-        } else {
+    fn has_room(&mut self) -> bool {
+        let room = self.changes.len() + self.jitted.len() < MAX_CHANGES;
+        if !room {
             self.note("too many records of mappings and threads: later ones of the file are not used");
         }
+        room
     }
 
     fn note(&mut self, text: &str) {
@@ -187,10 +201,18 @@ impl Builder {
 
     #[must_use]
     pub fn finish(mut self) -> Timeline {
-        // Records of one moment stay in the order of the file.
+        let conv = self.conv;
+        // 0: before all, as perf writes it of what it found. Times before the counter's start are so, too.
+        let at = |ns: u64| conv.filter(|conv| ns != 0 && before(conv.zero, ns)).map_or(0, |conv| conv.ns_to_tsc(ns));
+        // Each CPU's records stand in the file for themselves; those of one moment stay in its order.
+        self.changes.sort_by_key(|&(ns, _)| ns);
+        self.changes.iter_mut().for_each(|(time, _)| *time = at(*time));
+        self.changes.append(&mut self.jitted);
         self.changes.sort_by_key(|&(tsc, _)| tsc);
-        for switches in self.switches.values_mut() {
-            switches.sort();
+        self.switches.values_mut().for_each(|switches| switches.convert(at));
+        if conv.is_none() && !self.switches.is_empty() {
+            self.switches.clear();
+            self.note("no clock that the trace could be compared with: which program ran on a CPU is unknown");
         }
         let stubs = self.stubs.into_iter().map(|(pid, stubs)| (pid, Arc::new(Stubs::new(stubs)))).collect();
         let mut state = State {
@@ -219,6 +241,11 @@ impl Builder {
             notes: self.notes,
         }
     }
+}
+
+/// Whether time `a` is before `b`; the zero of a clock is a number modulo 2^64.
+fn before(a: u64, b: u64) -> bool {
+    b.wrapping_sub(a) < 1 << 63
 }
 
 #[derive(Clone, Default)]

@@ -134,6 +134,8 @@ pub struct Files {
     list: Vec<Backing>,
     ids: HashMap<Wanted, FileId>,
     cached: AtomicUsize,
+    /// By path, for mappings that do not tell one.
+    build_ids: HashMap<Vec<u8>, BuildId>,
     /// What names and the rest take, in bytes.
     size: usize,
 }
@@ -144,8 +146,17 @@ impl Files {
         Self { places, ..Self::default() }
     }
 
+    /// Files of this name have this build id, unless they tell another. Before they are added.
+    pub fn build_id(&mut self, path: &[u8], id: BuildId) {
+        self.size += path.len() + BACKING_LEN;
+        if self.size <= MAX_SIZE {
+            self.build_ids.insert(path.to_vec(), id);
+        }
+    }
+
     /// The number of a file, which is not looked for before it is read; `None` where there are too many.
-    pub fn add(&mut self, wanted: Wanted) -> Option<FileId> {
+    pub fn add(&mut self, mut wanted: Wanted) -> Option<FileId> {
+        wanted.build_id = wanted.build_id.or_else(|| self.build_ids.get(&wanted.path).copied());
         // By what makes it a file of its own.
         let mut key = wanted.clone();
         key.mapped = (0, 0);

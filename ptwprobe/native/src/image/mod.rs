@@ -11,6 +11,7 @@ mod find;
 mod flat;
 mod jit;
 mod regions;
+mod sideband;
 mod space;
 #[cfg(test)]
 mod tests;

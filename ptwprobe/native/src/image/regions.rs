@@ -160,7 +160,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_changes_give_what_a_table_of_bytes_gives(
-            changes in proptest::collection::vec((0..SPACE, 0u64..60, source(), any::<bool>()), 0..400)) {
+            changes in proptest::collection::vec((0..SPACE, 0u64..60, source(), any::<bool>()), 0..120)) {
             let mut regions = Regions::default();
             let mut model: Model = vec![None; SPACE as usize];
             let mut versions = Vec::new();

@@ -21,6 +21,16 @@ fn map(pid: u32, start: u64, len: u64, path: &str) -> Map {
     Map { pid, start, len, file_offset: start, executable: true, file: file(path) }
 }
 
+fn builder() -> Builder {
+    let mut builder = Builder::new(Places::default());
+    builder.clock(CONV);
+    builder
+}
+
+fn who(pid: u32, tid: u32) -> Who {
+    Who { pid: Some(pid), tid }
+}
+
 fn folder(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("ptwprobe-image-{}-{name}", std::process::id()));
     let _ = std::fs::remove_dir_all(&path);
@@ -91,7 +101,7 @@ proptest! {
         // The records come in another order than that of their times, as those of several CPUs do.
         let mut order: Vec<usize> = (0..steps.len()).collect();
         order.sort_by_key(|&i| (i as u64).wrapping_mul(seed | 1) >> 7);
-        let mut builder = Builder::new(Some(CONV), Places::default());
+        let mut builder = builder();
         for i in order {
             tell(&mut builder, 10 * (i as u64 + 1), &steps[i]);
         }
@@ -120,7 +130,7 @@ proptest! {
 
 #[test]
 fn what_is_mapped_where_nothing_was_makes_no_new_space() {
-    let mut builder = Builder::new(Some(CONV), Places::default());
+    let mut builder = builder();
     for i in 0..100 {
         builder.map(10 + i, map(1, 0x1000 * (100 - i), 0x800, "/a"));
     }
@@ -136,7 +146,7 @@ fn what_is_mapped_where_nothing_was_makes_no_new_space() {
 
 #[test]
 fn a_process_that_executes_another_program_has_none_of_the_first_ones_code() {
-    let mut builder = Builder::new(Some(CONV), Places::default());
+    let mut builder = builder();
     builder.map(0, map(1, 0x1000, 0x1000, "/bin/true"));
     builder.exec(100, 1);
     builder.map(110, map(1, 0x5000, 0x1000, "/bin/true"));
@@ -148,14 +158,15 @@ fn a_process_that_executes_another_program_has_none_of_the_first_ones_code() {
 
 #[test]
 fn threads_and_cpus_have_the_space_of_the_process_that_runs() {
-    let mut builder = Builder::new(Some(CONV), Places::default());
+    let mut builder = builder();
     builder.map(0, map(1, 0x1000, 0x1000, "/a"));
     builder.map(0, map(2, 0x1000, 0x1000, "/b"));
     builder.fork(10, 1, 1, 11, false);
     builder.map(50, map(1, 0x1000, 0x1000, "/c"));
-    builder.switch(30, 0, Some((1, 11)));
+    builder.thread(0, 2, 2);
+    builder.switch(30, 0, Some(who(1, 11)));
     builder.switch(80, 0, None);
-    builder.switch(60, 0, Some((2, 2)));
+    builder.switch(60, 0, Some(Who { pid: None, tid: 2 }));
     let timeline = builder.finish();
     let context = |space, pid, tid| Context { space, pid: Some(pid), tid: Some(tid) };
     let thread = timeline.thread(11);
@@ -178,7 +189,7 @@ fn code_is_read_on_from_one_file_in_the_next() {
         path.to_str().unwrap().to_owned()
     };
     let (old, new) = (path("old", 1, 0x3000), path("new", 2, 0x5000));
-    let mut builder = Builder::new(Some(CONV), Places::default());
+    let mut builder = builder();
     builder.map(0, map(1, 0, 0x3000, &old));
     builder.map(100, map(1, 0x1000, 0x1000, &new));
     builder.map(100, map(1, 0x3000, 0x1000, "/no/such/file"));
@@ -202,11 +213,14 @@ fn code_is_read_on_from_one_file_in_the_next() {
 
 #[test]
 fn without_a_clock_the_last_that_was_said_holds() {
-    let mut builder = Builder::new(None, Places::default());
-    builder.map(10, map(1, 0x1000, 0x1000, "/a"));
+    let mut builder = Builder::new(Places::default());
     builder.map(20, map(1, 0x1000, 0x1000, "/b"));
+    builder.map(10, map(1, 0x1000, 0x1000, "/a"));
+    builder.switch(30, 0, Some(who(1, 1)));
     let timeline = builder.finish();
     assert_eq!(timeline.process(1, 0), 2);
+    assert_eq!(timeline.cpu(0), Default::default());
+    assert_eq!(timeline.notes().len(), 1);
 }
 
 #[test]
@@ -219,7 +233,7 @@ fn code_of_a_runtime_stays_where_memory_without_a_name_is_told_of() {
     bytes.extend([0x1010u64, 0x1010, 4, 1].iter().flat_map(|w| w.to_le_bytes()));
     bytes.extend(b"f\0\x90\x90\x90\xc3");
     std::fs::write(&dump, bytes).unwrap();
-    let mut builder = Builder::new(Some(CONV), Places::default());
+    let mut builder = builder();
     builder.map(10, map(1, 0x1000, 0x1000, "/x"));
     builder.map(20, map(1, 0x1000, 0x1000, "//anon"));
     builder.map(30, map(1, 0x9000, 0x1000, dump.to_str().unwrap()));
@@ -235,15 +249,15 @@ fn code_of_a_runtime_stays_where_memory_without_a_name_is_told_of() {
 
 #[test]
 fn memory_is_bounded_whatever_is_mapped() {
-    let mut builder = Builder::new(Some(CONV), Places::default());
-    for i in 0..20_000u64 {
+    let mut builder = builder();
+    for i in 0..5_000u64 {
         builder.map(i, map(1, 0x1000 * i, 0x800, "/a"));
     }
-    for i in 0..60_000u64 {
+    for i in 0..100_000u64 {
         builder.map(100_000 + i, map(1, 0, 0x800, if i % 2 == 0 { "/b" } else { "/a" }));
     }
     let timeline = builder.finish();
-    assert!(timeline.len() < 40_000);
+    assert!(timeline.len() < 90_000);
     assert_eq!(timeline.notes().len(), 1);
     assert_eq!(timeline.process(1, 100_000), 2);
     assert_eq!(timeline.process(1, u64::MAX), 0);

@@ -20,34 +20,40 @@ pub struct Timeline {
     pub(super) notes: Vec<String>,
 }
 
-/// (process, thread) that a CPU executes; `None`: not known.
-pub type Who = Option<(u32, u32)>;
+/// What a CPU executes. Where the process is not told it is that of the thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Who {
+    pub pid: Option<u32>,
+    pub tid: u32,
+}
 
 /// Who ran on a CPU.
 #[derive(Default)]
 pub struct Switches {
-    list: Vec<(u64, Who)>,
+    /// By time: of the recording's clock first, then TSC.
+    list: Vec<(u64, Option<Who>)>,
     closed: bool,
 }
 
 impl Switches {
-    pub(super) fn push(&mut self, tsc: u64, who: Who) {
+    pub(super) fn push(&mut self, ns: u64, who: Option<Who>) {
         if self.list.last().is_none_or(|&(_, before)| before != who) {
-            self.list.push((tsc, who));
+            self.list.push((ns, who));
         }
     }
 
-    /// From `tsc` on nothing is known, whatever comes later. True the first time.
-    pub(super) fn close(&mut self, tsc: u64) -> bool {
+    /// From `ns` on nothing is known, whatever comes later. True the first time.
+    pub(super) fn close(&mut self, ns: u64) -> bool {
         let first = !self.closed;
         if first {
-            self.push(tsc, None);
+            self.push(ns, None);
         }
         self.closed = true;
         first
     }
 
-    pub(super) fn sort(&mut self) {
+    pub(super) fn convert(&mut self, tsc: impl Fn(u64) -> u64) {
+        self.list.iter_mut().for_each(|(time, _)| *time = tsc(*time));
         self.list.sort_by_key(|&(tsc, _)| tsc);
     }
 }
@@ -68,7 +74,7 @@ impl Timeline {
             // What its first record says was so before it, too.
             let begin = if i == 0 { 0 } else { begin };
             let end = processes.get(i + 1).map_or(u64::MAX, |&(next, _)| next);
-            self.add(&mut schedule, begin, end, Some((pid, tid)));
+            self.add(&mut schedule, begin, end, Some(Who { pid: Some(pid), tid }));
         }
         schedule
     }
@@ -85,8 +91,11 @@ impl Timeline {
     }
 
     /// `who` runs from `begin` to `end`.
-    fn add(&self, schedule: &mut Schedule, begin: u64, end: u64, who: Who) {
-        let Some((pid, tid)) = who else { return schedule.push(begin, Context::default()) };
+    fn add(&self, schedule: &mut Schedule, begin: u64, end: u64, who: Option<Who>) {
+        let Some(Who { pid, tid }) = who else { return schedule.push(begin, Context::default()) };
+        let Some(pid) = pid.or_else(|| self.process_of(tid, begin)) else {
+            return schedule.push(begin, Context { space: 0, pid: None, tid: Some(tid) });
+        };
         let history = self.history.get(&pid).map(Vec::as_slice).unwrap_or_default();
         let context = |space| Context { space, pid: Some(pid), tid: Some(tid) };
         let next = history.partition_point(|&(tsc, _)| tsc <= begin);
@@ -97,11 +106,17 @@ impl Timeline {
         }
     }
 
+    fn process_of(&self, tid: u32, tsc: u64) -> Option<u32> {
+        let processes = self.threads.get(&tid)?;
+        let next = processes.partition_point(|&(begin, _)| begin <= tsc);
+        processes.get(next.saturating_sub(1)).map(|&(_, pid)| pid)
+    }
+
     /// The space of process `pid` at `tsc`, 0 if it has none.
     #[must_use]
     pub fn process(&self, pid: u32, tsc: u64) -> u32 {
         let mut schedule = Schedule::default();
-        self.add(&mut schedule, tsc, tsc, Some((pid, pid)));
+        self.add(&mut schedule, tsc, tsc, Some(Who { pid: Some(pid), tid: pid }));
         schedule.at(tsc).space
     }
 

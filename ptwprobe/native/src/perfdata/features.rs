@@ -23,6 +23,7 @@ const ARCH: u32 = 6;
 const NRCPUS: u32 = 7;
 const CMDLINE: u32 = 11;
 /// Attributes, ids and names of the events.
+pub(super) const BUILD_ID: u32 = 2;
 pub(super) const EVENT_DESC: u32 = 12;
 
 /// perf pads its strings to this.

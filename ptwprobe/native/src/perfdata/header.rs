@@ -5,13 +5,14 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use super::attrs::{Attr, Attrs, MAX_ATTRS, MAX_ATTR_LEN, MIN_ATTR_LEN};
+use super::buildids::{self, FileBuildId};
 use super::bytes::Cursor;
 use super::error::Error;
 use super::features;
 use super::layout::{HEADER_FEATURES, HEADER_LEN, MAGIC, PIPE_HEADER_LEN};
 
 /// A section of this that is longer is damaged.
-const MAX_EVENT_DESC: u64 = 8 << 20;
+const MAX_SECTION: u64 = 8 << 20;
 /// Behind each attribute of a file: where its ids are, and their length.
 const IDS_SECTION_LEN: usize = 16;
 
@@ -22,6 +23,7 @@ pub(super) struct Header {
     /// Written to a pipe: everything comes as records, up to the end of the file.
     pub pipe: bool,
     pub attrs: Attrs,
+    pub build_ids: Vec<FileBuildId>,
 }
 
 impl Header {
@@ -39,7 +41,8 @@ impl Header {
         let short = || Error::format("the file ends inside the perf.data header", head.len() as u64);
         let own_len = fields.u64().ok_or_else(short)?;
         if own_len == PIPE_HEADER_LEN {
-            return Ok(Self { data_offset: PIPE_HEADER_LEN, pipe: true, attrs: Attrs::default() });
+            let (attrs, build_ids) = (Attrs::default(), Vec::new());
+            return Ok(Self { data_offset: PIPE_HEADER_LEN, pipe: true, attrs, build_ids });
         }
         if own_len < HEADER_LEN {
             return Err(Error::format("a perf.data header of a size that cannot be", 8));
@@ -52,10 +55,12 @@ impl Header {
         }
         let mut attrs = read_attrs(file, attr_len, attrs_at, attrs_len)?;
         let features = head.get(HEADER_FEATURES as usize..).and_then(|rest| Cursor::new(rest).u64()).unwrap_or(0);
-        if let Some(desc) = read_event_desc(file, features, data_offset.saturating_add(data_len))? {
+        let section = |bit| read_feature(file, features, data_offset.saturating_add(data_len), bit);
+        if let Some(desc) = section(features::EVENT_DESC)? {
             let _ = attrs.take_names(&desc);
         }
-        Ok(Self { data_offset, pipe: false, attrs })
+        let build_ids = section(features::BUILD_ID)?.map(|bytes| buildids::parse(&bytes)).unwrap_or_default();
+        Ok(Self { data_offset, pipe: false, attrs, build_ids })
     }
 }
 
@@ -105,15 +110,15 @@ fn read_attrs(file: &File, entry_len: u64, at: u64, len: u64) -> Result<Attrs, E
 }
 
 /// The feature sections stand behind the data in the order of their bits, after a table of where they are.
-fn read_event_desc(file: &File, features: u64, table_at: u64) -> Result<Option<Vec<u8>>, Error> {
-    let bit = 1u64 << features::EVENT_DESC;
+fn read_feature(file: &File, features: u64, table_at: u64, bit: u32) -> Result<Option<Vec<u8>>, Error> {
+    let bit = 1u64 << bit;
     if features & bit == 0 {
         return Ok(None);
     }
     let index = u64::from((features & (bit - 1)).count_ones());
     let entry = read_at_most(file, table_at.saturating_add(16 * index), 16)?;
     let mut fields = Cursor::new(&entry);
-    let section = fields.u64().zip(fields.u64()).filter(|&(_, len)| len <= MAX_EVENT_DESC);
+    let section = fields.u64().zip(fields.u64()).filter(|&(_, len)| len <= MAX_SECTION);
     let Some((at, len)) = section else { return Ok(None) };
     Ok(Some(read_at_most(file, at, len as usize)?))
 }

@@ -55,6 +55,8 @@ pub mod misc {
     pub const COMM_EXEC: u16 = 1 << 13;
     pub const SWITCH_OUT: u16 = 1 << 13;
     pub const MMAP_BUILD_ID: u16 = 1 << 14;
+    pub const FORK_EXEC: u16 = 1 << 13;
+    pub const BUILD_ID_SIZE: u16 = 1 << 15;
     /// Of the flags in a KSYMBOL.
     pub const KSYMBOL_UNREGISTER: u16 = 1;
 }

@@ -4,6 +4,7 @@
 //! The reader is our own: a file that still grows, a cut one, and chunks of trace that are left where they are.
 
 mod attrs;
+mod buildids;
 mod bytes;
 mod error;
 mod features;

@@ -71,8 +71,8 @@ impl Known {
                 exec: raw.misc & misc::COMM_EXEC != 0,
             },
             record::MMAP | record::MMAP2 => Body::Mmap(self.mmap(raw, &mut fields)?),
-            record::FORK => Body::Fork(task(&mut fields, id)?),
-            record::EXIT => Body::Exit(task(&mut fields, id)?),
+            record::FORK => Body::Fork(task(raw.misc, &mut fields, id)?),
+            record::EXIT => Body::Exit(task(raw.misc, &mut fields, id)?),
             record::ITRACE_START => Body::ItraceStart { pid: fields.u32()?, tid: fields.u32()? },
             record::SWITCH => Body::Switch { out: raw.misc & misc::SWITCH_OUT != 0 },
             record::SWITCH_CPU_WIDE => {
@@ -215,10 +215,10 @@ fn sched_switch_of(raw: &[u8]) -> Option<Body> {
     Some(Body::SchedSwitch { prev_tid, next_tid })
 }
 
-fn task(fields: &mut Cursor<'_>, id: &mut SampleId) -> Option<Task> {
+fn task(flags: u16, fields: &mut Cursor<'_>, id: &mut SampleId) -> Option<Task> {
     let (pid, parent_pid, tid, parent_tid) = (fields.u32()?, fields.u32()?, fields.u32()?, fields.u32()?);
     id.ns = id.ns.or_else(|| fields.u64());
-    Some(Task { pid, tid, parent_pid, parent_tid })
+    Some(Task { pid, tid, parent_pid, parent_tid, exec: flags & misc::FORK_EXEC != 0 })
 }
 
 /// The 24 bytes that tell which file it is.

@@ -6,6 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use super::attrs::Attrs;
+use super::buildids::FileBuildId;
 use super::bytes::Cursor;
 use super::error::Error;
 use super::header::{read_at_most, read_into, Header};
@@ -13,7 +14,7 @@ use super::layout::{record, AUXTRACE_LEN, HEADER_DATA_SIZE, RECORD_HEADER_LEN};
 use super::names::Names;
 use super::parse::{Known, Raw};
 use super::ptinfo::{PtConfig, PtInfo};
-use super::records::{AuxChunk, Body, ChunkKind, Record};
+use super::records::{AuxChunk, Body, BuildId, ChunkKind, Record};
 
 /// Bytes read at once. A record has at most 65,535.
 const WINDOW_LEN: usize = 1 << 17;
@@ -65,6 +66,7 @@ pub struct Reader {
     samples: u64,
     has_trace: bool,
     known: Known,
+    build_ids: Vec<FileBuildId>,
     window: Vec<u8>,
     /// Offset in the file of the window's first byte, and of the next record.
     window_offset: u64,
@@ -79,7 +81,7 @@ impl Reader {
         if !file.metadata()?.is_file() {
             return Err(Error::format("not a regular file", 0));
         }
-        let Header { data_offset, pipe, attrs } = Header::read(&file)?;
+        let Header { data_offset, pipe, attrs, build_ids } = Header::read(&file)?;
         let mut reader = Self {
             file,
             data_offset,
@@ -91,6 +93,7 @@ impl Reader {
             samples: 0,
             has_trace: false,
             known: Known { attrs, ..Known::default() },
+            build_ids,
             window: Vec::new(),
             window_offset: data_offset,
             offset: data_offset,
@@ -123,6 +126,12 @@ impl Reader {
     #[must_use]
     pub fn attrs(&self) -> &Attrs {
         &self.known.attrs
+    }
+
+    /// (path, build id) of files that were mapped, as far as the recorder looked at them when it ended.
+    #[must_use]
+    pub fn build_ids(&self) -> &[(Box<[u8]>, BuildId)] {
+        &self.build_ids
     }
 
     /// The texts of the records so far.

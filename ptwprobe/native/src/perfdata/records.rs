@@ -145,6 +145,8 @@ pub struct Task {
     pub tid: u32,
     pub parent_pid: u32,
     pub parent_tid: u32,
+    /// Of a FORK: another program than the parent's runs in it, as perf tells of processes that it found.
+    pub exec: bool,
 }
 
 /// Flags of an AUX record.

@@ -5,6 +5,7 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
 mod flow;
+mod image;
 mod machine;
 mod recording;
 mod stub;
@@ -32,5 +33,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     target::register(module)?;
     recording::register(module)?;
     flow::register(module)?;
+    image::register(module)?;
     trace::register(module)
 }
