@@ -46,12 +46,21 @@ def finished(target: Target) -> str:
     return target.finish().removeprefix("ready\n")
 
 
-def assert_right(output: str) -> None:
-    assert " wrong=0 " in output, output
-    assert "hot=ok" in output
+AT_THE_CALL = "the handler ran, and the call was made again"
+"""A signal was taken at the ``syscall`` instruction through which the kernel starts a call again. So it does without a
+tracer, too (after SIGSTOP and SIGCONT), and nobody can close that gap for a thread that is traced no longer."""
 
 
-@pytest.mark.parametrize("how", ["stop", "remote call", "attach and detach", "while attached"])
+def assert_right(output: str, at_the_call: int = 0) -> None:
+    """``at_the_call``: so often the end of a tracer may have met that gap, and nothing else may be wrong."""
+    *found, summary = output.splitlines()
+    assert [line for line in found if AT_THE_CALL not in line] == []
+    assert len(found) <= at_the_call, output
+    assert f" wrong={len(found)} " in summary
+    assert "hot=ok" in summary
+
+
+@pytest.mark.parametrize("how", ["stop", "remote call", "attach and detach", "while attached", "end"])
 def test_calls_are_as_without_stops(progs: Programs, start: Start, how: str, full: bool) -> None:
     rng = random.Random(how)
     seconds = 60 if full else 4
@@ -69,6 +78,12 @@ def test_calls_are_as_without_stops(progs: Programs, start: Start, how: str, ful
                 tracer.attach(target.pid)
                 time.sleep(rng.uniform(0, 0.005))
                 tracer.detach(target.pid)
+            elif how == "end":
+                # All threads that were left to their calls are let go at once.
+                tracer.attach(target.pid)
+                tracer.detach(target.pid)
+                tracer.close()
+                tracer = Tracer()
             else:
                 tracer.threads(target.pid)
             stops += 1
@@ -76,7 +91,7 @@ def test_calls_are_as_without_stops(progs: Programs, start: Start, how: str, ful
             assert error.args[0] == "busy"
         time.sleep(rng.uniform(0, 0.02))
     tracer.close()
-    assert_right(finished(target))
+    assert_right(finished(target), at_the_call=2 if how == "end" and full else 0)
     assert stops > 20 * seconds / 2
 
 
@@ -95,4 +110,4 @@ def test_a_probe_that_comes_and_goes(progs: Programs, start: Start, tmp_path: Pa
             assert "busy" in str(error)
         assert not changed_text(target.pid)
     assert done > cycles / 2
-    assert_right(finished(target))
+    assert_right(finished(target), at_the_call=2 if full else 0)

@@ -422,8 +422,11 @@ static void type_line(struct work *w) { (void)!write(w->fd[1], "x\n", 2); }
 static void make_timerfd(struct work *w) {
     w->fd[0] = timerfd_create(CLOCK_MONOTONIC, 0);
     w->fd[1] = -1;
+}
+static long in_timerfd(struct work *w) {
     struct itimerspec time = {.it_value = spec(w->timeout)};
     timerfd_settime(w->fd[0], 0, &time, 0);
+    return in_read(w);
 }
 
 static const struct call calls[] = {
@@ -443,7 +446,7 @@ static const struct call calls[] = {
     {"read of an eventfd", make_eventfd, in_read, close_both, NEVER, signal_eventfd, 1, 0},
     {"read of inotify", make_inotify, in_read, close_both, NEVER, write_one, 1, 0},
     {"read of a terminal", make_terminal, in_read, close_both, NEVER, type_line, 1, 0},
-    {"read of a timerfd", make_timerfd, in_read, close_both, 8, 0, 0, 0},
+    {"read of a timerfd", make_timerfd, in_timerfd, close_both, 8, 0, 0, 0},
     {"write to a pipe", make_full_pipe, in_write, close_both, NEVER, read_all, 1, 0},
     {"recv", make_pair, in_recv, close_both, NEVER, write_one, 1, 0},
     {"recvmsg", make_pair, in_recvmsg, close_both, NEVER, write_one, 1, 0},

@@ -6,13 +6,17 @@
 //! program sees EINTR exactly where it would have seen it without us. From the entry on, no signal handler can come before
 //! the kernel is in the call.
 //! A thread must not be detached at the entry stop: detaching marks a signal as pending, which ends the call at once. It
-//! runs on, traced, and is let go at its next stop, whatever that is; the end of the owner lets it go without one.
+//! runs on, traced, and is let go at its next stop, whatever that is. At the end of the owner there is no next stop:
+//! then the thread gets a result for its call that makes the kernel start it again (ERESTARTNOHAND: unless a handler runs).
+//! That leads through the program's own `syscall` instruction, as every restart of the kernel's does: a signal that is
+//! taken at that instruction runs its handler before the call.
 
 use std::time::{Duration, Instant};
 
 use super::owner::{Owner, State};
-use super::procfs::Status;
+use super::procfs::{self, Status};
 use super::sys;
+use super::timeouts::current_call;
 
 /// Not in every version of the libc crate (arch/x86/entry/syscalls/syscall_64.tbl).
 pub const SYS_IO_PGETEVENTS: i64 = 333;
@@ -20,6 +24,12 @@ const USER_CODE_SEGMENT: u64 = 0x33;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// How long a detach waits for threads to be in their calls again.
 const ENTRY_LIMIT: Duration = Duration::from_secs(1);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// How often threads are looked at for those that have come into another call.
+const ROUNDS: u32 = 3;
+/// How often and when a thread that was let go is looked at until it sleeps.
+const LOOKS: u32 = 20;
+const BETWEEN_LOOKS: Duration = Duration::from_micros(50);
 
 /// Calls that the kernel ends with EINTR, rather than restarting them, when a tracer stops the thread (signal(7), "Interruption
 /// of system calls and library functions by stop signals"; io_uring_enter and fallocate from their sources; select and its
@@ -56,7 +66,8 @@ const ENTERED_AGAIN: &[i64] = &[
 
 /// What the kernel has as the result of a call that it starts again (include/linux/errno.h): ERESTARTSYS, …NOINTR, …NOHAND,
 /// ERESTART_RESTARTBLOCK.
-const RESTARTS: [i64; 4] = [-512, -513, -514, -516];
+const RESTARTS: [i64; 4] = [-512, -513, ERESTARTNOHAND, -516];
+const ERESTARTNOHAND: i64 = -514;
 const RESTART_SYSCALL: u64 = libc::SYS_restart_syscall as u64;
 /// Calls that `restart_syscall` stands for.
 const WITH_RESTART_BLOCK: [i64; 4] = [libc::SYS_nanosleep, libc::SYS_clock_nanosleep, libc::SYS_poll, libc::SYS_futex];
@@ -72,7 +83,7 @@ pub struct Reentry {
     /// The thread runs towards the entry.
     under_way: bool,
     /// It was asked to stop on its way, when it was let go.
-    disturbed: bool,
+    pub(super) disturbed: bool,
     stopped: Instant,
     /// None where nobody has asked yet, and for calls whose timeout is the kernel's business.
     waited: Option<Duration>,
@@ -116,6 +127,16 @@ fn restarted_call(tid: i32, rip: u64) -> u64 {
         number.into()
     } else {
         RESTART_SYSCALL
+    }
+}
+
+/// Whether the end of the tracing alone could end a call of the thread: not where it sleeps in one that the kernel starts
+/// again, and where it does not come to a stop nothing can be done.
+fn must_be_stopped(tid: i32) -> bool {
+    match procfs::run_state(tid) {
+        Some('S') => current_call(tid).is_none_or(|(number, _)| may_return_eintr(number)),
+        None | Some('D' | 'Z' | 'X') => false,
+        Some(_) => true,
     }
 }
 
@@ -171,6 +192,24 @@ impl Owner {
                 // Only a dying thread refuses.
                 let _ = sys::set_regs(tid, &sys::Regs { rax: call.result, orig_rax: call.number, rip, ..regs });
             }
+        }
+    }
+
+    /// Have the kernel begin the call again, or end it for a signal that has a handler, as soon as the thread is let go
+    /// from the event-stop that it is in.
+    fn leave_call_to_kernel(&mut self, tid: i32) {
+        self.settle_time(tid);
+        let Some(call) = self.calls.get_mut(&tid) else {
+            return;
+        };
+        let ended = call.result as i64 == -i64::from(libc::EINTR);
+        let (stopped, waited) = (call.stopped, call.waited.unwrap_or_default());
+        if ended {
+            call.result = ERESTARTNOHAND as u64;
+        }
+        self.return_from_call(tid);
+        if ended {
+            self.shorten_timeout(tid, stopped, waited);
         }
     }
 
@@ -232,8 +271,8 @@ impl Owner {
         let syscall_stop = event == 0 && signal == libc::SIGTRAP | 0x80;
         let event_stop = event == libc::PTRACE_EVENT_STOP && signal == libc::SIGTRAP;
         let disturbed = self.calls.get(&tid).is_some_and(|call| call.disturbed);
-        if syscall_stop && self.has_entered_call(tid) {
-            if disturbed {
+        if syscall_stop {
+            if !self.has_entered_call(tid) || disturbed || self.closing {
                 interrupt_again(tid);
             }
             let _ = sys::cont(tid, 0);
@@ -243,11 +282,13 @@ impl Owner {
             if let Ok(mut regs) = sys::get_regs(tid) {
                 self.rewind_call(tid, &mut regs);
             }
-            if self.resume_into_call(tid, 0) {
+            if self.closing {
+                self.leave_call_to_kernel(tid);
+            } else if self.resume_into_call(tid, 0) {
                 return;
             }
         }
-        let deliver = if event == 0 && !syscall_stop { signal } else { 0 };
+        let deliver = if event == 0 { signal } else { 0 };
         if deliver != 0 && self.keep_in_call(tid, signal) {
             return;
         }
@@ -263,6 +304,9 @@ impl Owner {
     /// End the tracing of one task, now or when it next stops.
     pub(super) fn let_go(&mut self, tid: i32, state: State) {
         self.tids.remove(&tid);
+        if self.closing && state == (State::Stopped { group: false }) {
+            self.leave_call_to_kernel(tid);
+        }
         match state {
             State::Stopped { group: false } if self.resume_into_call(tid, 0) => {
                 self.leaving.insert(tid);
@@ -280,6 +324,46 @@ impl Owner {
                 self.leaving.insert(tid);
             }
             State::Dead => {}
+        }
+    }
+
+    /// Those that were to stay traced up to their next stop: that is now.
+    ///
+    /// The end of the owner would disturb no call. But while a thread is traced, an ignored signal wakes it; where that has
+    /// ended its call for good, nobody would be there to have it entered again.
+    pub(super) fn let_leaving_go(&mut self) {
+        let deadline = Instant::now() + ENTRY_LIMIT;
+        for _ in 0..ROUNDS {
+            let mut done = true;
+            for tid in self.leaving.iter().copied().collect::<Vec<_>>() {
+                if self.leaving.contains(&tid) && must_be_stopped(tid) {
+                    done = false;
+                    self.let_one_go(tid, deadline);
+                }
+            }
+            if done {
+                return;
+            }
+        }
+    }
+
+    /// One at a time, so that no other thread that we wake gets in before this one is in its call.
+    fn let_one_go(&mut self, tid: i32, deadline: Instant) {
+        self.note_sleep(tid);
+        // Only a dying thread refuses.
+        let _ = sys::interrupt(tid);
+        while self.leaving.contains(&tid) && Instant::now() < deadline {
+            match self.next_report(deadline.min(Instant::now() + LOOK_AGAIN)) {
+                Some((tid, status)) => self.dispatch(tid, status),
+                None if !must_be_stopped(tid) => return,
+                None => {}
+            }
+        }
+        for _ in 0..LOOKS {
+            if procfs::run_state(tid) != Some('R') {
+                return;
+            }
+            std::thread::sleep(BETWEEN_LOOKS);
         }
     }
 

@@ -252,6 +252,8 @@ pub struct Owner {
     pub(super) original_mask: libc::sigset_t,
     pub(super) me: i32,
     ending: bool,
+    /// Whoever is let go now must not stay traced up to its next stop.
+    pub(super) closing: bool,
 }
 
 impl Owner {
@@ -282,6 +284,7 @@ impl Owner {
             original_mask: unsafe { std::mem::zeroed() },
             me: 0,
             ending: false,
+            closing: false,
         }
     }
 
@@ -319,9 +322,11 @@ impl Owner {
         for pid in changed {
             self.take_out(pid);
         }
+        self.closing = true;
         for pid in self.procs.keys().copied().collect::<Vec<_>>() {
             let _ = self.detach(pid);
         }
+        self.let_leaving_go();
     }
 
     /// Find out what the calls of a thread will need, while nobody stands. What fails here is told by the calls.

@@ -35,7 +35,8 @@ impl Owner {
             libc::PTRACE_EVENT_EXEC => self.on_exec(pid, tid),
             0 if signal == libc::SIGTRAP | 0x80 => {
                 let thread = self.procs.get(&pid).and_then(|p| p.threads.get(&tid));
-                if thread.is_some_and(|t| t.interrupted) {
+                let disturbed = self.calls.get(&tid).is_some_and(|call| call.disturbed);
+                if disturbed || thread.is_some_and(|t| t.interrupted) {
                     super::calls::interrupt_again(tid);
                 }
                 match self.has_entered_call(tid) {

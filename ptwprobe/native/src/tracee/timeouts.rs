@@ -189,7 +189,7 @@ fn state(tid: i32) -> Option<(char, i32)> {
 }
 
 /// The call that a thread is in (proc_pid_syscall(5)).
-fn current_call(tid: i32) -> Option<(i64, [u64; 6])> {
+pub fn current_call(tid: i32) -> Option<(i64, [u64; 6])> {
     let mut buffer = [0; 256];
     let text = read_proc(tid, "syscall", &mut buffer)?;
     let mut words = text.split_whitespace();
@@ -209,9 +209,13 @@ impl Owner {
         if !timed {
             return;
         }
-        let Some((last_ran, switches)) = schedule(tid) else { return };
-        // Asleep now, so that whatever else it does before the stop adds to its switches.
         let Some(('S', cpu)) = state(tid) else { return };
+        let Some((last_ran, switches)) = schedule(tid) else { return };
+        // Asleep now, so that whatever else it does before the stop adds to its switches. A thread that is moved to another
+        // CPU in its sleep (it stays in its CPU's queue for a while) has last run at 0.
+        if last_ran.is_zero() || state(tid) != Some(('S', cpu)) {
+            return;
+        }
         self.sleeps.insert(tid, Sleep { seen: Instant::now(), last_ran, switches, cpu });
     }
 
@@ -219,10 +223,11 @@ impl Owner {
     /// call, at least.
     pub(super) fn time_waited(&mut self, tid: i32, stopped: Instant) -> Duration {
         let Some(sleep) = self.sleeps.remove(&tid) else { return Duration::ZERO };
+        // First the CPU: if the thread is moved now, it has last run at 0.
+        let same_cpu = state(tid).is_some_and(|(_, cpu)| cpu == sleep.cpu);
         let Some((last_ran, _)) = schedule(tid).filter(|(_, switches)| *switches == sleep.switches + 1) else {
             return Duration::ZERO;
         };
-        let same_cpu = state(tid).is_some_and(|(_, cpu)| cpu == sleep.cpu);
         let slept = if same_cpu { last_ran.saturating_sub(sleep.last_ran) } else { Duration::ZERO };
         (slept - slept / SLACK).max(stopped.duration_since(sleep.seen))
     }
