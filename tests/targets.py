@@ -102,6 +102,12 @@ class Target:
         """As subprocess has it: the exit code, or minus the number of the signal that killed it."""
         return self.process.poll()
 
+    def is_alive(self) -> bool:
+        """True; raises AssertionError, which says how it ended, where it has."""
+        code = self.process.poll()
+        assert code is None, f"{self.command!r} ended with {code}; got {self.peek()!r}"
+        return True
+
     def __enter__(self) -> Target:
         return self
 

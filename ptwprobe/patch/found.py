@@ -19,7 +19,7 @@ from ptwprobe.errors import PtwprobeError, TargetGoneError
 from ptwprobe.model import Patch, Stub
 from ptwprobe.patch import journal
 from ptwprobe.patch.journal import Area, AreaKind, Entry
-from ptwprobe.patch.mapped import RECORDER_OFFSET, RING_NAME, STUB_NAME, ring_name
+from ptwprobe.patch.mapped import GATE_MARK, RECORDER_OFFSET, RING_NAME, STUB_NAME, ring_name
 from ptwprobe.patch.pages import CodePages
 from ptwprobe.patch.remote import PAGE
 from ptwprobe.patch.sites import FoundSite, SiteState, read_stubs, sites_of
@@ -91,7 +91,7 @@ def look(process: Process, *, claimed: bool = False) -> Found | None:
     rings = _rings(process, maps, stubs)
     areas = _named_areas(maps, STUB_NAME, AreaKind.STUBS) + [area for area, _ in rings]
     sites = sites_of(process, maps, stubs, entry)
-    areas += _gates(process, areas, stubs, entry) + _code(process, maps, entry)
+    areas += _gates(process, maps, areas, stubs, entry) + _code(process, maps, entry)
     unknown += [
         f"{m.start:#x}-{m.end:#x} is a copy of code, and where the code itself went is not known; left alone"
         for m in maps
@@ -226,17 +226,23 @@ def _rings(process: Process, maps: Sequence[Mapping], stubs: Sequence[Stub]) -> 
     return found
 
 
-def _gates(process: Process, areas: Sequence[Area], stubs: Sequence[Stub], entry: Entry | None) -> list[Area]:
+def _gates(
+    process: Process, maps: Sequence[Mapping], areas: Sequence[Area], stubs: Sequence[Stub], entry: Entry | None
+) -> list[Area]:
     """The gates' pages: they have no name, but each is behind its ring, and stubs and the journal tell of it.
 
-    Only what is such a page now: it may have gone and the program have got other memory there.
+    Only what is such a page now: it may have gone and the program have got other memory there. A ring whose place is
+    only reserved tells it by itself.
     """
     told = {s.request.ring.gate_addr for s in stubs if s.request.ring is not None}
-    told |= {area.end for area in areas if area.kind is AreaKind.RING}
+    ends = {m.end: m.offset + m.end - m.start for m in maps}
+    behind = {area.end: ends[area.end] for area in areas if area.kind is AreaKind.RING}
+    told |= {end for end, offset in behind.items() if offset < GATE_MARK}
     if entry is not None and entry.journal is not None:
         told |= {a.start for a in entry.journal.areas if a.kind is AreaKind.GATE}
     wiped = process.wiped_on_fork() if told else []
     found = {t for t in told if not t % PAGE and any(start <= t < end for start, end in wiped)}
+    found |= {end for end, offset in behind.items() if offset == GATE_MARK}
     return [Area(AreaKind.GATE, gate, PAGE) for gate in sorted(found)]
 
 

@@ -159,8 +159,9 @@ class Target:
 
     def adopt(self, patches: Sequence[Patch], areas: Sequence[Area]) -> None:
         """Take over what another ptwprobe has left here; ``leave`` takes it out."""
-        self.mapped.adopt(areas)
+        # First the code: should we be killed in between, the tracer must not take the stubs from under it.
         self.code.adopt(patches)
+        self.mapped.adopt(areas)
 
     def stubs_are_empty(self) -> bool:
         """Whether no thread is in a stub, nor any stack or signal frame refers to one."""

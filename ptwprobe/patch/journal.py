@@ -279,9 +279,17 @@ def find(process: Process) -> Entry | None:
 
 
 def holder(process: Process) -> Holder | None:
-    """Who is changing the process now, as far as this user's locks tell."""
+    """Who is changing the process now, as far as this user's locks tell.
+
+    A recorder that was killed is waited for: what becomes of the process shows when its tracing task has ended, too.
+    """
     key = Identity.of(process).key
-    return next((who for folder in runfolder.existing() if (who := folder.holder(key))), None)
+    deadline = time.monotonic() + ENDING_SECONDS
+    while True:
+        who = next((who for folder in runfolder.existing() if (who := folder.holder(key))), None)
+        if who is None or not who.pid or _exists(who.pid) or time.monotonic() > deadline:
+            return who
+        time.sleep(0.01)
 
 
 # ---------------------------------------------------------------- the right to change a process

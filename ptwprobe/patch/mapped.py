@@ -53,6 +53,9 @@ RING_NAME = "ptwprobe-ring"
 STUB_NAME = "[uprobes-ptwrite]"
 LOAD_GATE_OFFSET = 0x80
 """Of the load gate in the ring's header page; the layout is told in ``native/src/ring``."""
+GATE_MARK = 1 << 40
+"""Offset in the ring's file of the page that becomes the gate, while its place is only reserved: far behind all data,
+so that the end of a reservation tells whether the gate has come."""
 RECORDER_OFFSET = 0xC0
 """Same of the word that tells anybody who sees the ring that its recorder lives; a robust futex of the tracing task."""
 INT3 = b"\xcc"
@@ -119,10 +122,10 @@ class Mapped:
         self.ring_of = process.namespace_tid(self.pid), process.start_time
         read_write, in_place = PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED
         base, gate, memfd = result(FIRST), result(FIRST, span), result(MEMFD)
-        # The gate's page has no name. It is next to the ring, which has one from the first moment, so that it is known
-        # whenever we die.
+        # The gate's page has no name, and at first nothing else by which it is known. It is next to the ring, which has
+        # a name from the first moment and tells by its offset whether the gate is there: so it goes whenever we die.
         calls = [
-            ("mmap of the ring", _mmap(0, span + PAGE, PROT_NONE, MAP_PRIVATE, memfd)),
+            ("mmap of the ring", _mmap(0, span + PAGE, PROT_NONE, MAP_PRIVATE, memfd, GATE_MARK - span)),
             ("mmap of the gate", _mmap(gate, PAGE, read_write, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED)),
             ("madvise of the gate", (SYS_MADVISE, [gate, PAGE, MADV_WIPEONFORK])),
             ("mmap of the ring", _mmap(base, control_len, read_write, in_place, memfd)),

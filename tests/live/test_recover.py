@@ -306,7 +306,7 @@ def test_both_killed_at_any_moment(progs: Programs, start: Start, tmp_path: Path
         for pid in (worker.pid, child) if child else (worker.pid,):
             assert not our_mappings(pid), done.stdout.decode()
             assert status_of(pid) is None
-        assert layout(worker.pid) == before
+        assert worker.is_alive() and layout(worker.pid) == before, done.stdout.decode()
         assert not files_of(worker.pid)
         check_whole(worker, progs("forks_on"))
 
@@ -329,8 +329,8 @@ def test_a_detach_that_is_killed_is_done_by_the_next(progs: Programs, start: Sta
                 break
         detach.kill()
         detach.wait()
-        cli.run("detach", "-p", str(worker.pid)).good()
-        assert layout(worker.pid) == before
+        done = cli.run("detach", "-p", str(worker.pid)).good()
+        assert worker.is_alive() and layout(worker.pid) == before, done.stdout.decode()
         assert not files_of(worker.pid)
         check_whole(worker, progs("forks_on"))
 
