@@ -177,7 +177,9 @@ def _descends(pid: int, ancestor: int) -> bool:
 
 def _any(process: Process, maps: Sequence[Mapping]) -> bool:
     names = (MEMFD + STUB_NAME, MEMFD + PLACE_NAME, MEMFD + ring_name(identity_in_ring(process)))
-    return any(m.path in names or file_of_code(m) is not None or m.is_aside for m in maps)
+    if any(m.path in names or file_of_code(m) is not None or m.is_aside for m in maps):
+        return True
+    return bool(_target_rings(maps))
 
 
 def open_files(process: Process, maps: Sequence[Mapping]) -> list[int]:
@@ -210,20 +212,29 @@ def _named_areas(maps: Sequence[Mapping], name: str, kind: AreaKind) -> list[Are
 
 
 def _rings(process: Process, maps: Sequence[Mapping], stubs: Sequence[Stub]) -> list[tuple[Area, tuple[int, int]]]:
-    """The rings that were made for this process, or that its stubs write to, and what their names say.
-
-    A recorder has the rings of its targets mapped, too; those are none of these.
+    """The rings that were made for this process, or that it has as a target (a fork child may have a ring before there
+    are stubs), and what their names say.
     """
     own = identity_in_ring(process)
     used = {s.request.ring.control_addr for s in stubs if s.request.ring is not None}
-    names = dict.fromkeys(m.path for m in maps if m.path.startswith(MEMFD + RING_NAME))
+    as_target = _target_rings(maps)
     found = []
-    for path in names:
+    for path in _ring_paths(maps):
         match = _RING_NAME.fullmatch(path)
         origin = (int(match[1]), int(match[2])) if match else (0, 0)
         areas = _named_areas(maps, path.removeprefix(MEMFD), AreaKind.RING)
-        found += [(area, origin) for area in areas if origin == own or area.start in used]
+        found += [(area, origin) for area in areas if origin == own or area.start in used or path in as_target]
     return found
+
+
+def _ring_paths(maps: Sequence[Mapping]) -> list[str]:
+    return list(dict.fromkeys(m.path for m in maps if m.path.startswith(MEMFD + RING_NAME)))
+
+
+def _target_rings(maps: Sequence[Mapping]) -> list[str]:
+    """The rings that a process may write to. A recorder, which has the rings of its targets mapped too, only reads."""
+    read_only = {m.path for m in maps if m.perms.startswith("r-")}
+    return [path for path in _ring_paths(maps) if path not in read_only]
 
 
 def _gates(
@@ -280,11 +291,9 @@ def _is_second(mapping: Mapping, maps: Sequence[Mapping]) -> bool:
 
 
 def _origins(process: Process) -> set[tuple[int, int]]:
-    """What the names of the rings say of a process that has stubs; a recorder has none."""
-    maps = process.maps()
-    if not any(m.path == MEMFD + STUB_NAME for m in maps):
-        return set()
-    return {(int(match[1]), int(match[2])) for m in maps if (match := _RING_NAME.fullmatch(m.path))}
+    """What the names of the rings say that a process has as a target."""
+    matches = [_RING_NAME.fullmatch(path) for path in _target_rings(process.maps())]
+    return {(int(match[1]), int(match[2])) for match in matches if match}
 
 
 def _is(process: Process, origin: tuple[int, int]) -> bool:

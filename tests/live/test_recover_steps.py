@@ -14,7 +14,7 @@ import pytest
 
 from tests import cli
 from tests.cli import Recording
-from tests.live.test_recover import PROBE, check_whole, files_of, leave_behind
+from tests.live.test_recover import PROBE, check_whole, files_of, fork, leave_behind
 from tests.recorders import layout, our_mappings, owner_of, status_of
 from tests.targets import Target
 
@@ -75,6 +75,22 @@ def test_killed_at_any_step_of_a_detach(progs: Programs, start: Start, tmp_path:
             break
     else:
         raise AssertionError("it never came to its end")
+
+
+def test_a_child_forked_at_any_step_is_found(progs: Programs, start: Start, tmp_path: Path, full: bool) -> None:
+    """A ring, or a part of it, before there are stubs that use it; stubs before there are patches."""
+    for step in range(4, 30, 1 if full else 7):
+        worker = start(progs("forks_on"))
+        before = layout(worker.pid)
+        assert dies_at(step, "both", "record", "-p", str(worker.pid), "-e", PROBE, "-o", tmp_path / f"{step}.ptw")
+        child = fork(worker)
+        found = status_of(child)
+        assert found is not None and (found["state"], found["recorder"]) == ("inherited", None), step
+        cli.run("detach", "-p", str(worker.pid), "--all").good()
+        for pid in (child, worker.pid):
+            assert layout(pid) == before, f"step {step}"
+            assert not our_mappings(pid) and status_of(pid) is None
+        check_whole(worker, progs("forks_on"))
 
 
 def test_status_is_told_when_the_tracing_task_of_a_killed_recorder_has_ended(

@@ -131,10 +131,11 @@ impl RingMemory {
         let layout = Layout::new(rings, ring_bits).ok_or(RingError::Layout { rings, ring_bits })?;
         seal_at_size(fd, layout.total_len())?;
         let read_write = libc::PROT_READ | libc::PROT_WRITE;
-        let control = Mapping::repeated(fd, 0, layout.control_len(), 1, read_write)?;
+        // Read-only data is what tells our view of a ring from a target's, so it comes first, and goes last.
         let data = (0..rings)
             .map(|ring| Mapping::repeated(fd, layout.data_offset(ring), layout.data_len(), 2, libc::PROT_READ))
             .collect::<Result<_, _>>()?;
+        let control = Mapping::repeated(fd, 0, layout.control_len(), 1, read_write)?;
         let starts =
             (0..rings).map(|_| Ok(Mark::start(random_word()?, ring_bits))).collect::<Result<_, RingError>>()?;
         let memory = RingMemory { layout, created_tsc: clock::rdtsc(), starts, control, data };
