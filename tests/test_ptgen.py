@@ -103,6 +103,13 @@ def test_branches_that_an_overflow_loses_are_told(tmp_path: Path, drivers: Path)
     assert found == [b for b in known if b[0] != 0]
 
 
+def test_the_wanted_number_of_hits_is_made(tmp_path: Path) -> None:
+    made = make(tmp_path, LIBC, preset="tolerance", words=2, bytes=1 << 20)
+    assert len(made.hits()) == 2 * 69
+    slots = [slot for stub in made.truth["stubs"] for slot in stub["slots"]]
+    assert {hit.ip for hit in made.hits()} <= set(slots)
+
+
 def test_the_same_seed_gives_the_same_trace(tmp_path: Path) -> None:
     first = make(tmp_path / "a", LIBC, "--all", seed=9, bytes=BYTES)
     again = make(tmp_path / "b", LIBC, "--all", seed=9, bytes=BYTES)

@@ -235,7 +235,7 @@ impl<'a> Cpu<'a> {
     fn ret(&mut self, block: &Block) {
         self.needs_packet();
         let features = &self.world.options.features;
-        if features.coroutines && self.rng.chance(1, 300) {
+        if features.coroutines && self.rng.chance(1, 100) {
             let other = self.rng.below(self.other_stacks.len());
             std::mem::swap(&mut self.stack, &mut self.other_stacks[other]);
         }
@@ -264,7 +264,7 @@ impl<'a> Cpu<'a> {
     }
 
     fn indirect_jump_target(&mut self, ip: u64) -> u64 {
-        if self.world.options.features.longjmp && self.stack.len() > 3 && self.rng.chance(1, 50) {
+        if self.world.options.features.longjmp && self.stack.len() > 3 && self.rng.chance(1, 10) {
             let frames = self.rng.between(1, self.stack.len().min(20));
             self.stack.truncate(self.stack.len() - frames + 1);
             if let Some(addr) = self.stack.pop() {

@@ -51,7 +51,12 @@ impl Events {
             (Event::Sprinkle, options.event_gap, sprinkle),
         ];
         let timers = wanted.into_iter().filter(|w| w.2).map(|(event, gap, _)| {
-            let at = if event == Event::Psb { gap } else { rng.around(gap) };
+            let at = match event {
+                Event::Psb => gap,
+                // As many as there are whole distances.
+                Event::Hit => gap / 2,
+                _ => rng.around(gap),
+            };
             Timer { event, gap, at }
         });
         let mut events = Self { timers: timers.collect(), limit: 0 };

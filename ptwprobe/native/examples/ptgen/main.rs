@@ -1,6 +1,17 @@
 //! Makes up Intel PT traces: a random walk over a real ELF file, written as the packets that a CPU would write, in a
 //! perf.data that stock perf and libipt read, beside the true list of branches and hits.
 //!
+//! Where stock decoders part from what is written here (perf 6.1, libipt 2.0.5), as tried:
+//! - perf's `b` prints every taken branch, direct ones included, and what begins and ends tracing; a Jcc that leaves an
+//!   address range it prints with its target as the source.
+//! - Both take a TNT bit for the answer to any RET: they fail at deferred TIPs of returns (`deferret`), also without
+//!   RET compression.
+//! - libipt takes an entry off its stack at compressed returns only and fails after returns that no call made
+//!   (`retpoline` with `retc`).
+//! - perf takes the FUP after an MWAIT for its own and misses the event it belongs to (`mwait`).
+//! - A FUP after a CFE with its IP bit stands alone for perf; that of an interrupt follows a CFE without.
+//! - libipt does not know BBP, BIP and BEP, nor CFE and EVD.
+//!
 //! It shares no code with the decoder's flow, so that both can be compared. `ptgen` without arguments says how to use it.
 
 mod blocks;

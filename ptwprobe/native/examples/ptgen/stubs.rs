@@ -135,6 +135,11 @@ fn site_in(map: &CodeMap, image: &Image, vaddr: u64) -> Option<(u64, usize)> {
     if map.targets(vaddr.checked_sub(1)?, vaddr + 1).iter().any(direct) {
         return None;
     }
+    // A call right before it that is taken not to return would return into it, and a short function may fall into it.
+    let falls_into = |t: &(u64, TargetKind)| matches!(t.1, TargetKind::Return | TargetKind::Function);
+    if map.targets(vaddr.saturating_sub(32), vaddr).iter().any(falls_into) {
+        return None;
+    }
     let entry = vaddr + image.base;
     let mut decoder = Decoder::with_ip(64, image.at(entry), entry, DecoderOptions::NONE);
     let mut instruction = Instruction::default();
