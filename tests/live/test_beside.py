@@ -19,12 +19,12 @@ from tests.tracefs import Uprobe, Uprobes
 pytestmark = pytest.mark.needs("root", "uprobes")
 
 PROBE = "probe_me a=$arg1:s64 b=$arg2:s64"
-RESULT = "ready\ncalls=20000 checksum="
+RESULT = "ready\ncalls=80000 checksum="
 
 
 @pytest.fixture
 def hot(progs: Callable[..., Path], start: Callable[..., Target]) -> Target:
-    return start(progs("calls"), "2", "10000", "20000")
+    return start(progs("calls"), "2", "40000", "20000")
 
 
 def uprobe(target: Target, path: Path) -> Uprobe:
