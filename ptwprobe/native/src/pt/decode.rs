@@ -1,6 +1,6 @@
 //! Bytes to packets, all of them. Hostile bytes give an error with an offset; decoding goes on at the next PSB.
 
-use super::{Bad, BadReason, IpField, Kind, Packet, PSB};
+use super::{Bad, BadReason, IpField, Kind, Packet, Scan, PSB};
 
 /// Decodes `bytes` from the start, or from the next PSB after [`Decoder::sync`].
 ///
@@ -26,7 +26,7 @@ pub enum Block {
 /// Offset of the first PSB in `bytes` from `from` on.
 #[must_use]
 pub fn find_psb(bytes: &[u8], from: usize) -> Option<usize> {
-    bytes.get(from..)?.windows(PSB.len()).position(|w| w == PSB).map(|at| from + at)
+    memchr::memmem::find(bytes.get(from..)?, &PSB).map(|at| from + at)
 }
 
 impl<'a> Decoder<'a> {
@@ -63,6 +63,14 @@ impl<'a> Decoder<'a> {
                 true
             }
             None => false,
+        }
+    }
+
+    /// Passes over packets that only tell flow and time, as [`Scan::pass`] does.
+    #[inline]
+    pub fn pass(&mut self, scan: &mut Scan) {
+        if self.block == Block::None {
+            self.pos += scan.pass(self.bytes.get(self.pos..).unwrap_or_default());
         }
     }
 

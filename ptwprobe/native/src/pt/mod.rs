@@ -5,11 +5,13 @@ pub mod arbitrary;
 mod decode;
 mod encode;
 mod packet;
+mod scan;
 mod time;
 
 pub use decode::{find_psb, Block, Decoder};
 pub use encode::{encode, encode_fup, encode_hit, encode_psb, encode_psb_plus};
 pub use packet::{Bad, BadReason, IpField, Kind, LastIp, Packet};
+pub use scan::Scan;
 pub use time::{nearest_tsc, Clock, TimeConfig};
 
 /// A PSB packet; decoding can start at one.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::window::Window;
 use crate::perfdata::{AuxChunk, Reader};
-use crate::pt::{find_psb, nearest_tsc, BadReason, Block, Decoder, Kind, LastIp, PSB};
+use crate::pt::{find_psb, nearest_tsc, BadReason, Block, Decoder, Kind, LastIp, Scan, PSB};
 
 /// What comes next in a stream; `offset` in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,8 +64,7 @@ pub struct Words {
     synced: bool,
     skipped: u64,
     block: Block,
-    last_ip: LastIp,
-    tsc: u64,
+    scan: Scan,
     /// A word whose FUP has not come yet.
     waiting: Option<(u64, u64)>,
 }
@@ -100,7 +99,7 @@ impl Words {
     /// No more chunks will come: what is left is told.
     pub fn finish(&mut self) -> Option<Word> {
         if let Some((value, offset)) = self.waiting.take() {
-            return Some(Word::Value { tsc: self.tsc, value, ip: None, offset });
+            return Some(Word::Value { tsc: self.scan.tsc, value, ip: None, offset });
         }
         let (rest, offset) = self.window.rest();
         if rest.is_empty() {
@@ -112,7 +111,7 @@ impl Words {
             return self.skipped_gap();
         }
         self.window.clear();
-        Some(Word::Gap { tsc: self.tsc, offset, reason: GapReason::CutPacket })
+        Some(Word::Gap { tsc: self.scan.tsc, offset, reason: GapReason::CutPacket })
     }
 
     /// Gives memory back between rounds.
@@ -123,7 +122,7 @@ impl Words {
     fn skipped_gap(&mut self) -> Option<Word> {
         let bytes = std::mem::take(&mut self.skipped);
         let offset = self.window.rest().1;
-        (bytes != 0).then_some(Word::Gap { tsc: self.tsc, offset, reason: GapReason::Skipped { bytes } })
+        (bytes != 0).then_some(Word::Gap { tsc: self.scan.tsc, offset, reason: GapReason::Skipped { bytes } })
     }
 
     fn decode(&mut self) -> Step {
@@ -131,6 +130,10 @@ impl Words {
         let mut decoder = Decoder::resume(rest, base, self.block);
         let mut done = 0;
         let step = loop {
+            if self.waiting.is_none() {
+                decoder.pass(&mut self.scan);
+                done = decoder.position();
+            }
             let packet = match decoder.next_packet() {
                 None => break Step::Starved,
                 Some(Ok(packet)) => packet,
@@ -142,7 +145,7 @@ impl Words {
                     // The bytes may look like the start of a PSB: go past the first.
                     done = decoder.position() + 1;
                     break Step::Word(Word::Gap {
-                        tsc: self.tsc,
+                        tsc: self.scan.tsc,
                         offset: bad.offset,
                         reason: GapReason::UnknownPacket,
                     });
@@ -150,35 +153,39 @@ impl Words {
             };
             if let Some((value, offset)) = self.waiting {
                 let ip = match packet.kind {
-                    Kind::Fup(field) => Some(self.last_ip.update(field)),
+                    Kind::Fup(field) => Some(self.scan.last_ip.update(field)),
                     Kind::Pad | Kind::Cyc(_) | Kind::Mtc(_) => None,
                     // No FUP came: the packet is looked at again.
                     _ => {
                         self.waiting = None;
-                        break Step::Word(Word::Value { tsc: self.tsc, value, ip: None, offset });
+                        break Step::Word(Word::Value { tsc: self.scan.tsc, value, ip: None, offset });
                     }
                 };
                 done = decoder.position();
                 if let Some(ip) = ip {
                     self.waiting = None;
-                    break Step::Word(Word::Value { tsc: self.tsc, value, ip, offset });
+                    break Step::Word(Word::Value { tsc: self.scan.tsc, value, ip, offset });
                 }
                 continue;
             }
             done = decoder.position();
             self.block = decoder.block();
             match packet.kind {
-                Kind::Tsc(low) => self.tsc = nearest_tsc(self.tsc, low),
-                Kind::Psb => self.last_ip = LastIp::default(),
+                Kind::Tsc(low) => self.scan.tsc = nearest_tsc(self.scan.tsc, low),
+                Kind::Psb => self.scan.last_ip = LastIp::default(),
                 Kind::Tip(field) | Kind::TipPge(field) | Kind::TipPgd(field) | Kind::Fup(field) => {
-                    self.last_ip.update(field);
+                    self.scan.last_ip.update(field);
                 }
                 Kind::Ptw { value, ip: true, .. } => self.waiting = Some((value, packet.offset)),
                 Kind::Ptw { value, ip: false, .. } => {
-                    break Step::Word(Word::Value { tsc: self.tsc, value, ip: None, offset: packet.offset });
+                    break Step::Word(Word::Value { tsc: self.scan.tsc, value, ip: None, offset: packet.offset });
                 }
                 Kind::Ovf => {
-                    break Step::Word(Word::Gap { tsc: self.tsc, offset: packet.offset, reason: GapReason::Overflow });
+                    break Step::Word(Word::Gap {
+                        tsc: self.scan.tsc,
+                        offset: packet.offset,
+                        reason: GapReason::Overflow,
+                    });
                 }
                 _ => {}
             }
@@ -197,14 +204,14 @@ impl Words {
         if !rest.is_empty() && (missing || starts_with_psb(file, chunk)) {
             // Nothing of the packet will come.
             self.window.clear();
-            return Refill::Gap(Word::Gap { tsc: self.tsc, offset, reason: GapReason::CutPacket });
+            return Refill::Gap(Word::Gap { tsc: self.scan.tsc, offset, reason: GapReason::CutPacket });
         }
         let offset = chunk.file_offset;
         self.next_chunk();
         if missing {
             self.synced = false;
             self.waiting = None;
-            return Refill::Gap(Word::Gap { tsc: self.tsc, offset, reason: GapReason::MissingChunk });
+            return Refill::Gap(Word::Gap { tsc: self.scan.tsc, offset, reason: GapReason::MissingChunk });
         }
         Refill::More
     }
@@ -215,7 +222,7 @@ impl Words {
         self.expected = Some(chunk.stream_offset.wrapping_add(chunk.len));
         // Damage before must not spoil the times from here on.
         if chunk.tsc_reference != 0 {
-            self.tsc = chunk.tsc_reference;
+            self.scan.tsc = chunk.tsc_reference;
         }
         true
     }

@@ -1,0 +1,100 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::pt::arbitrary::kind;
+use crate::pt::{encode, Bad, Decoder, Kind, Packet, PSB};
+
+type Item = Result<Packet, Bad>;
+
+/// Every packet that `keep` says, with the state before it; and the state at the end.
+fn run(bytes: &[u8], fast: bool, keep: fn(&Item) -> bool) -> (Vec<(Item, Scan)>, Scan) {
+    let mut decoder = Decoder::new(bytes, 0);
+    let mut scan = Scan::default();
+    let mut found = Vec::new();
+    loop {
+        if fast {
+            decoder.pass(&mut scan);
+        }
+        let Some(item) = decoder.next_packet() else { return (found, scan) };
+        if keep(&item) {
+            found.push((item, scan));
+        }
+        let Ok(packet) = item else { return (found, scan) };
+        match packet.kind {
+            Kind::Tip(field) | Kind::TipPge(field) | Kind::TipPgd(field) | Kind::Fup(field) => {
+                scan.last_ip.update(field);
+            }
+            Kind::Tsc(low) => scan.tsc = nearest_tsc(scan.tsc, low),
+            Kind::Psb => scan.last_ip = LastIp::default(),
+            _ => {}
+        }
+    }
+}
+
+/// What a scan may not pass over.
+fn stays(item: &Item) -> bool {
+    item.map_or(true, |packet| {
+        matches!(
+            packet.kind,
+            Kind::Psb | Kind::Ovf | Kind::Ptw { .. } | Kind::Bbp { .. } | Kind::Bip { .. } | Kind::Mnt(_)
+        )
+    })
+}
+
+/// Many of the packets that there are many of.
+fn packets() -> impl Strategy<Value = Vec<u8>> {
+    let tnt = (1u8..7, any::<u64>()).prop_map(|(count, bits)| Kind::Tnt { bits, count, long: false });
+    let ip = (any::<u64>(), 0u32..50).prop_map(|(ip, shift)| Kind::Tip(LastIp(0x7f00_0000_0000).compress(ip >> shift)));
+    proptest::collection::vec(prop_oneof![3 => tnt, 2 => ip, 3 => kind()], 0..60).prop_map(|kinds| {
+        let mut bytes = Vec::new();
+        kinds.into_iter().for_each(|kind| encode(&mut bytes, kind));
+        bytes
+    })
+}
+
+#[test]
+fn runs_of_tnt_packets_end_at_what_is_none() {
+    assert_eq!(leading_tnts(u64::from_le_bytes([0x06, 0, 0xfc, 0x04, 0x80, 0xfe, 0x08, 0x10])), 8);
+    assert_eq!(leading_tnts(u64::from_le_bytes([0x02, 0x82, 0x06, 0x06, 0x06, 0x06, 0x06, 0x06])), 0);
+    assert_eq!(leading_tnts(u64::from_le_bytes([0x06, 0x03, 0x02, 0x06, 0x06, 0x06, 0x06, 0x06])), 1);
+    assert_eq!(leading_tnts(u64::from_le_bytes([0x82, 0xfc, 0xfc, 0x02, 0x03, 0x06, 0x06, 0x06])), 3);
+}
+
+#[test]
+fn a_run_of_flow_is_passed_up_to_the_word_behind_it() {
+    let mut bytes = Vec::new();
+    let mut last = LastIp::default();
+    for ip in 0..100 {
+        encode(&mut bytes, Kind::Tip(last.compress(0xffff_8000_0000_0000 + ip * 0x3000)));
+        encode(&mut bytes, Kind::Tnt { bits: 5, count: 6, long: false });
+        encode(&mut bytes, Kind::Tsc(ip));
+    }
+    let flow = bytes.len();
+    encode(&mut bytes, Kind::Ptw { value: 1, size: 8, ip: true });
+    bytes.extend_from_slice(&[0; WINDOW_LEN]);
+    let mut scan = Scan::default();
+    assert_eq!(scan.pass(&bytes), flow);
+    assert_eq!(scan, Scan { last_ip: last, tsc: 99 });
+}
+
+proptest! {
+    #[test]
+    fn passing_finds_what_plain_decoding_finds(bytes in packets()) {
+        prop_assert_eq!(run(&bytes, true, stays), run(&bytes, false, stays));
+    }
+
+    #[test]
+    fn passing_finds_the_same_damage(mut bytes in packets(), spoils in proptest::collection::vec(any::<(usize, u8)>(), 0..8)) {
+        bytes.extend_from_slice(&PSB);
+        for (at, value) in spoils {
+            let at = at % bytes.len();
+            bytes[at] = value;
+        }
+        prop_assert_eq!(run(&bytes, true, stays), run(&bytes, false, stays));
+    }
+
+    #[test]
+    fn of_any_bytes_as_well(bytes in proptest::collection::vec(prop_oneof![any::<u8>(), Just(0x02), Just(0x06)], 0..200)) {
+        prop_assert_eq!(run(&bytes, true, stays), run(&bytes, false, stays));
+    }
+}
