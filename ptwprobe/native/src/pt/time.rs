@@ -17,6 +17,9 @@ const POINT: u32 = 32;
 const MTC_BITS: u32 = 8;
 const TMA_BITS: u32 = 16;
 
+/// MTCs that may come after a TSC packet that was taken later.
+const LATE_MTCS: u8 = 8;
+
 /// Ticks over which the core's ratio is measured at least: a tick of error at either end is then below 0.2 %.
 const MEASURED_TICKS: u64 = 1024;
 
@@ -62,6 +65,8 @@ struct Edge {
     /// The payload of an MTC packet at this edge, of which `bits` low bits are known.
     payload: u8,
     bits: u32,
+    /// No TMA has told where the edges are.
+    guessed: bool,
 }
 
 /// What is known of core cycles.
@@ -134,6 +139,8 @@ impl Clock {
         }
         self.tsc = Some(tsc);
         self.tsc_after_edge = true;
+        // A new guess is better than one that may be some periods behind.
+        self.edge = self.edge.filter(|edge| !edge.guessed);
         self.sure(tsc);
     }
 
@@ -150,6 +157,7 @@ impl Clock {
             // Truncated as the MTC's field is.
             payload: (ctc >> shift) as u8,
             bits: MTC_BITS.min(TMA_BITS - shift),
+            guessed: false,
         });
         self.tsc_after_edge = false;
         self.cycles.fresh = false;
@@ -164,7 +172,7 @@ impl Clock {
         };
         let Some(mut edge) = self.edge else {
             // The TMA is missing: the edge is here, or less than a period ahead.
-            let edge = Edge { tsc: self.ticks, rest: 0, payload, bits: MTC_BITS };
+            let edge = Edge { tsc: self.ticks, rest: 0, payload, bits: MTC_BITS, guessed: true };
             self.edge = Some(edge);
             self.tsc_after_edge = false;
             // How many cycles it took to get here is not known well enough to measure with.
@@ -176,8 +184,8 @@ impl Clock {
             edge.pass(tsc, ratio, self.config.mtc_shift);
         }
         let steps = payload.wrapping_sub(edge.payload) & ((1u16 << edge.bits) - 1) as u8;
-        // One step back is an MTC that comes after the TSC that was taken behind its edge.
-        let late = self.tsc_after_edge && edge.bits == MTC_BITS && steps == u8::MAX;
+        // Few steps back are an MTC that comes after the TSC that was taken behind its edge.
+        let late = self.tsc_after_edge && edge.bits == MTC_BITS && steps > u8::MAX - LATE_MTCS;
         if !late {
             edge.step(steps.into(), ratio, self.config.mtc_shift);
             (edge.payload, edge.bits) = (payload, MTC_BITS);

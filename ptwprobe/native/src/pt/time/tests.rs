@@ -160,6 +160,19 @@ fn a_new_piece_starts_anew_with_the_time_as_reference() {
     assert_eq!(clock.now(), 3 * wrap + 60);
 }
 
+#[test]
+fn edges_that_were_guessed_are_guessed_anew_after_a_tsc() {
+    let mut clock = Clock::new(CONFIG, 0);
+    clock.tsc(1_000_000);
+    // Three periods late: the guess is that much behind, and the TSC seems to be behind edges that are still to come.
+    clock.mtc(3);
+    clock.tsc(1_000_000 + 4 * PERIOD + 10);
+    clock.mtc(5);
+    assert_eq!(clock.now(), 1_000_000 + 4 * PERIOD + 10);
+    clock.mtc(6);
+    assert_eq!(clock.now(), 1_000_000 + 5 * PERIOD + 10);
+}
+
 /// What happens next in a simulated CPU.
 #[derive(Clone, Copy, Debug)]
 enum Event {
