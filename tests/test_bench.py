@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.bench import hit_cost, ours
+from tests.bench import decode, hit_cost, ours
 from tests.bench.hit_cost import Load, WrongCountError
 from tests.bench.table import Result, Row, Verdict
 from tests.peers import Peer
@@ -108,3 +108,21 @@ def test_a_turn_is_taken_again_when_a_peer_hangs_but_not_when_ours_does() -> Non
     answers = [TimeoutError("did not end")]
     with pytest.raises(TimeoutError):
         hit_cost.take_turns({"ptwprobe/ring": turn}, 1, notes)
+
+
+def test_speeds_are_compared_run_by_run() -> None:
+    turns = decode.Turns()
+    for who, seconds in ((decode.ONE, (1.0, 2.0, 1.0)), (decode.BLOCKS, (6.0, 12.0, 5.5)), (decode.PERF, (7.0,) * 3)):
+        for each in seconds:
+            turns.add("full", who, each)
+    told = {verdict.text: verdict.ok for verdict in decode.verdicts(turns)}
+    assert told == {
+        "ptwprobe is 6.00 times as fast as libipt/blocks on full; bound 5": True,
+        "ptwprobe is 7.00 times as fast as perf/b on full; bound 8": False,
+    }
+    assert "ptwprobe against libipt/blocks on hot: not measured" in turns.notes
+
+
+def test_steal_time_is_a_share_of_all_time() -> None:
+    assert decode.share((10, 1000), (60, 2000)) == 0.05
+    assert decode.share((10, 1000), (10, 1000)) == 0

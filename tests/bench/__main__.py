@@ -8,19 +8,26 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from tests.bench import hit_cost, pause
+from tests.bench import decode, hit_cost, pause, tolerance
 from tests.bench.table import Result
 
-BENCHES: dict[str, Callable[[int], Result]] = {"hit-cost": hit_cost.run, "pause": pause.run}
+BENCHES: dict[str, tuple[Callable[[int], Result], int]] = {
+    "hit-cost": (hit_cost.run, 5),
+    "pause": (pause.run, 5),
+    "decode": (decode.run, 7),
+    "tolerance": (tolerance.run, 1),
+}
+"""Name → the bench, and how many turns it takes unless told otherwise."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("name", choices=sorted(BENCHES))
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of a table")
-    parser.add_argument("--runs", type=int, default=5, help="how often everybody takes a turn (default 5)")
+    parser.add_argument("--runs", type=int, help="how often everybody takes a turn")
     options = parser.parse_args()
-    result = BENCHES[options.name](options.runs)
+    bench, runs = BENCHES[options.name]
+    result = bench(options.runs or runs)
     if options.json:
         print(result.as_json())
     else:

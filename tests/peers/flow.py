@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,8 +12,12 @@ PAIR = 16
 """Bytes of a (from, to)."""
 _WINDOW = 8
 """So many branches in a row say where two lists meet again."""
-_AHEAD = 400_000
+_AHEAD = 200_000
 """Branches that may be lost at once."""
+_STEP = 64
+_CANDIDATES = 100
+_TRUST = 200
+"""So many branches may be passed over for each that is the same behind them."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +41,20 @@ class Branches:
         """(from, to) of each, but for those with an end in one of the ranges ``without`` (start, end)."""
         words = array("Q", bytes(PAIR * len(self)))
         words[0::2], words[1::2] = self.source, self.target
-        if not any(self._touches(start, end) for start, end in without):
-            return words.tobytes()
-        kept = array("Q")
-        for pair in zip(self.source, self.target, strict=True):
-            if not any(start <= address < end for start, end in without for address in pair):
-                kept.extend(pair)
-        return kept.tobytes()
+        content = words.tobytes()
+        kept, begin = [], 0
+        for index in sorted(set(self._touching(without))):
+            kept.append(content[begin * PAIR : index * PAIR])
+            begin = index + 1
+        return b"".join([*kept, content[begin * PAIR :]])
 
-    def _touches(self, start: int, end: int) -> bool:
-        """Whether any address may be in the range; quicker than to look at each."""
-        return any(len(ends) > 0 and max(ends) >= start and min(ends) < end for ends in (self.source, self.target))
+    def _touching(self, ranges: Sequence[tuple[int, int]]) -> Iterator[int]:
+        """Indexes of the branches with an end in one of the ranges."""
+        low, high = min((start for start, _ in ranges), default=0), max((end for _, end in ranges), default=0)
+        for ends in (self.source, self.target):
+            # Few lie near, and only these are looked at closely.
+            near = [index for index, address in enumerate(ends) if low <= address < high]
+            yield from (index for index in near if any(start <= ends[index] < end for start, end in ranges))
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,6 @@ class Decoded:
     hits: int
     errors: int
     cpu_s: float
-    max_rss_kb: int = 0
     first_errors: list[str] = field(default_factory=list)
     lists: Lists | None = None
 
@@ -91,7 +97,8 @@ class Decoded:
 def common(truth: bytes, found: bytes) -> int:
     """How many (from, to) of ``found`` stand in ``truth``, both as :meth:`Branches.pairs`, in the same order.
 
-    Where they part, the nearest place further on at which some in a row are the same is where they meet again.
+    Where they part, the nearest place further on at which some in a row are the same is where they meet again. It is
+    looked for in steps that grow, since a decoder that went astray may yield very many that never were.
     """
     at = mark = kept = 0
     while at < len(found) and mark < len(truth):
@@ -99,14 +106,18 @@ def common(truth: bytes, found: bytes) -> int:
         kept += same
         at += same * PAIR
         mark += same * PAIR
-        if at >= len(found):
-            break
-        window = found[at : at + _WINDOW * PAIR]
-        place = _find(truth, window, mark)
-        if place < 0:
-            at += PAIR
-        else:
-            mark = place
+        parted_at, parted_mark, step = at, mark, 1
+        while at < len(found):
+            place = _find(truth, mark, found, at)
+            if place >= 0:
+                mark = place
+                break
+            at += step * PAIR
+            step = min(2 * step, _STEP)
+        # Back over what a step went too far.
+        while at > parted_at and mark > parted_mark and truth[mark - PAIR : mark] == found[at - PAIR : at]:
+            at -= PAIR
+            mark -= PAIR
     return kept
 
 
@@ -123,9 +134,18 @@ def _same(truth: bytes, mark: int, found: bytes, at: int) -> int:
     return count
 
 
-def _find(truth: bytes, window: bytes, mark: int) -> int:
+def _find(truth: bytes, mark: int, found: bytes, at: int) -> int:
+    """Where ``truth`` goes on like ``found`` does at ``at``: for the longer, the further on that is. -1: nowhere."""
+    window = found[at : at + _WINDOW * PAIR]
     end = mark + _AHEAD * PAIR
-    place = truth.find(window, mark, end)
-    while place >= 0 and place % PAIR:
+    place = mark - 1
+    for _ in range(_CANDIDATES):
         place = truth.find(window, place + 1, end)
-    return place
+        if place < 0:
+            return -1
+        if place % PAIR:
+            continue
+        same = _same(truth, place, found, at)
+        if same * _TRUST >= (place - mark) // PAIR or at + same * PAIR == len(found):
+            return place
+    return -1

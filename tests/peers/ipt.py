@@ -46,7 +46,6 @@ class Ipt:
             hits=told["hits"],
             errors=told["errors"],
             cpu_s=told["cpu_s"],
-            max_rss_kb=told["max_rss_kb"],
             first_errors=[f"{error['offset']:#x}: {error['error']}" for error in told["first_errors"]],
             lists=Lists.read(branches, hits) if lists else None,
         )

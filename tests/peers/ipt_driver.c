@@ -412,12 +412,10 @@ static void finish(FILE *file)
 
 static void report(const char *mode, double cpu)
 {
-	struct rusage usage;
-	getrusage(RUSAGE_SELF, &usage);
 	printf("{\"mode\": \"%s\", \"bytes\": %zu, \"insns\": %" PRIu64 ", \"blocks\": %" PRIu64 ", \"packets\": %" PRIu64
-	       ", \"branches\": %" PRIu64 ", \"hits\": %" PRIu64 ", \"cpu_s\": %.6f, \"max_rss_kb\": %ld, \"errors\": %" PRIu64
+	       ", \"branches\": %" PRIu64 ", \"hits\": %" PRIu64 ", \"cpu_s\": %.6f, \"errors\": %" PRIu64
 	       ", \"first_errors\": [",
-	       mode, trace_size, found.insns, found.blocks, found.packets, found.branches, found.hits, cpu, usage.ru_maxrss,
+	       mode, trace_size, found.insns, found.blocks, found.packets, found.branches, found.hits, cpu,
 	       found.faults);
 	for (uint64_t index = 0; index < found.faults && index < FAULTS; index++)
 		printf("%s{\"offset\": %" PRIu64 ", \"error\": \"%s\"}", index ? ", " : "", found.fault[index].offset,

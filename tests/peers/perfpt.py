@@ -62,7 +62,6 @@ class PerfPt:
             hits=told["hits"],
             errors=len(errors),
             cpu_s=usage.ru_utime + usage.ru_stime,
-            max_rss_kb=usage.ru_maxrss,
             first_errors=errors[:64],
             lists=Lists.read(branches, hits) if lists else None,
         )
