@@ -25,10 +25,9 @@ impl Cpu<'_> {
                 let to = self.target(block.last);
                 self.far(block, to, Branch::FarReturn);
             }
+            // The SDM names INT n and INT 3 among what sends a FUP.
             _ if self.is_software_interrupt(block) => {
-                self.em.pgd(None);
-                self.truth.branch(block.last, 0, Branch::FarOther);
-                self.retc.clear();
+                self.interrupt(block.last);
                 self.restart();
             }
             _ => {
