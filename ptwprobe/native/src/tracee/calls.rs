@@ -256,7 +256,8 @@ impl Owner {
         };
         // Tracing alone makes an ignored signal wake its thread.
         let known = self.calls.contains_key(&tid);
-        if (known || returns_eintr(&regs)) && Status::read(tid).is_some_and(|s| s.ignores(signal)) {
+        let ended = known || returns_eintr(&regs) || is_restarted(&regs);
+        if ended && Status::read(tid).is_some_and(|s| s.ignores(signal)) {
             if !known {
                 self.rewind_call(tid, &mut regs);
             }
