@@ -16,6 +16,10 @@ pub struct Config {
     pub time: TimeConfig,
 }
 
+/// Types of CFE that are no instruction's doing, whose FUP is that of the transfer itself: INTR, SMI, INIT,
+/// VMEXIT_INTR, SHUTDOWN, UINTR (Intel SDM, "Event Trace").
+const ASYNCHRONOUS: [u8; 6] = [0x1, 0x3, 0x6, 0x9, 0xa, 0xc];
+
 /// What the next FUP belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiting {
@@ -429,7 +433,7 @@ impl<S: Spaces> Engine<S> {
             Waiting::Event { packet } => {
                 let kind = match packet.kind {
                     Kind::ModeTsx(bits) if bits & 2 != 0 => Some(BranchKind::TxAbort),
-                    Kind::Cfe { .. } => Some(BranchKind::Interrupt),
+                    Kind::Cfe { kind, .. } if ASYNCHRONOUS.contains(&kind) => Some(BranchKind::Interrupt),
                     _ => None,
                 };
                 self.from = ip.zip(kind);

@@ -1,6 +1,8 @@
 //! Control flow for Python.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -8,8 +10,9 @@ use pyo3::types::PyBytes;
 use crate::flow::code::Stub;
 use crate::flow::context::{Context, Schedule};
 use crate::flow::{walk_stream, Batch, Config, Finding, Mark, Pieces, Skipped, What};
-use crate::image::FlatCode;
+use crate::image::{FlatCode, Places};
 use crate::pt::TimeConfig;
+use crate::trace::flow::FlowTrace;
 
 /// (branches before it, TSC, offset, kind, value or text, address)
 type PyMark = (u32, u64, u64, &'static str, String, Option<u64>);
@@ -69,6 +72,82 @@ fn to_mark(mark: &Mark, before: u32) -> PyMark {
     (before + mark.at, mark.tsc, mark.offset, kind, value, ip)
 }
 
+/// (process, start, end, site, where the program goes on)
+type PyStub = (u32, u64, u64, u64, u64);
+
+/// The control flow of a perf.data. See `_native.pyi`.
+#[pyclass(module = "ptwprobe._native", frozen)]
+pub struct FlowReader {
+    trace: Mutex<FlowTrace>,
+}
+
+#[pymethods]
+impl FlowReader {
+    #[new]
+    #[pyo3(signature = (path, *, images=None, root=None, caches=vec![], live=false, stubs=vec![], jobs=0))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        images: Option<PathBuf>,
+        root: Option<PathBuf>,
+        caches: Vec<PathBuf>,
+        live: bool,
+        stubs: Vec<PyStub>,
+        jobs: usize,
+    ) -> PyResult<Self> {
+        let places = Places { images, root, caches, live };
+        let stubs = stubs
+            .into_iter()
+            .map(|(pid, start, end, site, continue_addr)| (pid, Stub { start, end, site, continue_addr }));
+        let jobs = if jobs == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { jobs };
+        let trace = py.detach(|| FlowTrace::open(&path, places, stubs, jobs))?;
+        Ok(Self { trace: Mutex::new(trace) })
+    }
+
+    fn streams(&self) -> Vec<(u32, Option<u32>, Option<u32>)> {
+        self.lock().streams().iter().map(|id| (id.idx, id.tid, id.cpu)).collect()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.lock().timeline().notes()
+    }
+
+    fn next_batch(&self, py: Python<'_>, stream: usize) -> Option<(Py<PyBytes>, Vec<(u32, u64)>, Vec<PyMark>)> {
+        let batch = py.detach(|| self.lock().next_batch(stream, None))?;
+        let marks = batch.marks.iter().map(|mark| to_mark(mark, 0)).collect();
+        let branches = PyBytes::new_with(py, batch.branches.len() * RECORD_LEN, |bytes| {
+            for (to, branch) in bytes.chunks_exact_mut(RECORD_LEN).zip(&batch.branches) {
+                to.copy_from_slice(&branch.to_bytes());
+            }
+            Ok(())
+        });
+        Some((branches.ok()?.unbind(), batch.times, marks))
+    }
+
+    fn count(&self, py: Python<'_>) -> HashMap<&'static str, u64> {
+        let counts = py.detach(|| self.lock().count());
+        HashMap::from([
+            ("branches", counts.branches),
+            ("words", counts.words),
+            ("events", counts.events),
+            ("losses", counts.losses),
+            ("errors", counts.errors),
+            ("soft", counts.soft),
+        ])
+    }
+}
+
+impl FlowReader {
+    fn lock(&self) -> MutexGuard<'_, FlowTrace> {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Bytes of a branch for Python.
+const RECORD_LEN: usize = 24;
+
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<FlowReader>()?;
     module.add_function(wrap_pyfunction!(walk, module)?)
 }

@@ -7,6 +7,7 @@ mod damage;
 mod dump;
 mod entry;
 mod filter;
+pub mod flow;
 mod reader;
 mod script;
 mod table;
