@@ -29,6 +29,8 @@ def demangle_all(names: list[str]) -> list[tuple[str, str] | None]: ...
 
 # ---- flow
 
+_FlowMark: TypeAlias = tuple[int, int, int, str, str, int | None]
+
 def walk(
     packets: bytes,
     regions: Sequence[tuple[int, bytes]],
@@ -38,13 +40,44 @@ def walk(
     tsc_ctc: tuple[int, int] | None = ...,
     mtc_shift: int = ...,
     max_nonturbo: int = ...,
-) -> tuple[bytes, list[tuple[int, int, int, str, str, int | None]]]:
+) -> tuple[bytes, list[_FlowMark]]:
     """Walks Intel PT ``packets`` over code: ``regions`` are (start, bytes), ``stubs`` (start, end, site, where the
     program goes on).
 
     The taken branches, 24 bytes each, little-endian: from, to, kind. Marks: (branches before, TSC, offset in
     ``packets``, kind, value or text, address or None); kinds: word, event, overflow, missing, error, soft.
     """
+
+@final
+class FlowReader:
+    """The control flow of a perf.data, stream by stream; ``jobs`` threads work at it (0: one for each CPU).
+
+    ``images``, ``root``, ``caches``, ``live``, ``stubs``: where code is looked for, as for :class:`CodeTimeline`.
+    """
+
+    def __new__(
+        cls,
+        path: str | PathLike[str],
+        *,
+        images: str | PathLike[str] | None = ...,
+        root: str | PathLike[str] | None = ...,
+        caches: Sequence[str | PathLike[str]] = ...,
+        live: bool = ...,
+        stubs: Sequence[tuple[int, int, int, int, int]] = ...,
+        jobs: int = ...,
+    ) -> FlowReader: ...
+    def streams(self) -> list[tuple[int, int | None, int | None]]:
+        """(number, thread, CPU) of each."""
+
+    def notes(self) -> list[str]:
+        """What a user should know of the code, of the files that were read by now."""
+
+    def next_batch(self, stream: int) -> tuple[bytes, list[tuple[int, int]], list[_FlowMark]] | None:
+        """The next of a stream, None at its end: branches and marks as of :func:`walk`, counted from the batch's first
+        branch, and times as (branches before, TSC)."""
+
+    def count(self) -> dict[str, int]:
+        """Walks all to the end: branches, words, events, losses, errors (after which branches may be missing), soft."""
 
 # ---- stub
 

@@ -75,8 +75,12 @@ class Made:
         """The packets."""
         return self._bytes("aux", stream)
 
+    def branch_bytes(self, stream: int = 0) -> bytes:
+        """24 bytes for each taken branch: from, to, kind."""
+        return self._bytes("branches", stream)
+
     def branches(self, stream: int = 0) -> list[Branch]:
-        return [Branch(*record) for record in struct.iter_unpack("<QQB7x", self._bytes("branches", stream))]
+        return [Branch(*record) for record in struct.iter_unpack("<QQB7x", self.branch_bytes(stream))]
 
     def hits(self, stream: int = 0) -> list[Hit]:
         return [Hit(*record) for record in struct.iter_unpack("<QQQQ", self._bytes("hits", stream))]

@@ -1,4 +1,4 @@
-"""``python -m tests.full NAME [PYTEST-ARGUMENT]...``: ``tests/live/test_NAME.py`` at its full size.
+"""``python -m tests.full NAME [PYTEST-ARGUMENT]...``: ``tests/test_NAME.py``, or that in ``tests/live``, at its full size.
 
 Every commit runs the same tests at a size that takes seconds.
 """
@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 
-LIVE = Path(__file__).parent.parent / "live"
+TESTS = Path(__file__).parent.parent
+LONG = ("decoder",)
+"""Those beside ``live`` that have a long form."""
 
 
 def main() -> int:
-    names = sorted(path.stem.removeprefix("test_") for path in LIVE.glob("test_*.py"))
+    files = [*(TESTS / "live").glob("test_*.py"), *(TESTS / f"test_{name}.py" for name in LONG)]
+    by_name = {file.stem.removeprefix("test_"): file for file in files}
     parser = argparse.ArgumentParser(prog="python -m tests.full", description=__doc__)
-    parser.add_argument("name", choices=names)
+    parser.add_argument("name", choices=sorted(by_name))
     options, rest = parser.parse_known_args()
-    return int(pytest.main([str(LIVE / f"test_{options.name}.py"), "--full", "-v", *rest]))
+    return int(pytest.main([str(by_name[options.name]), "--full", "-v", *rest]))
 
 
 if __name__ == "__main__":

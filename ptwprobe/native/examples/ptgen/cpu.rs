@@ -247,7 +247,7 @@ impl<'a> Cpu<'a> {
                 None => self.target(block.last),
             }
         };
-        let was_empty = self.retc.is_empty();
+        let was_empty = self.retc.is_surely_empty();
         let compressed = self.retc.pop() == Some(to) && features.retc;
         let deferrable = features.deferret && (!features.retc || was_empty);
         self.truth.branch(block.last, to, Branch::Return);
@@ -346,7 +346,7 @@ impl<'a> Cpu<'a> {
         }
         if passed < self.run {
             self.truth.take_back(self.run - passed);
-            self.retc.clear();
+            self.retc.forget();
         }
         self.run = 0;
     }

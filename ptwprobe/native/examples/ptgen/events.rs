@@ -225,7 +225,7 @@ impl Cpu<'_> {
         let handler = self.some_entry();
         self.em.event_tip(handler);
         self.truth.branch(ip, handler, Branch::Interrupt);
-        self.retc.clear();
+        self.retc.forget();
         self.go(handler);
     }
 

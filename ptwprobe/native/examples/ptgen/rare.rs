@@ -44,7 +44,7 @@ impl Cpu<'_> {
     fn far(&mut self, block: &Block, to: u64, kind: Branch) {
         self.truth.branch(block.last, to, kind);
         self.em.tip(to, false);
-        self.retc.clear();
+        self.retc.forget();
         self.go(to);
     }
 
@@ -144,7 +144,7 @@ impl Cpu<'_> {
         self.em.fup(ip);
         self.em.event_tip(fallback);
         self.truth.branch(ip, fallback, Branch::TxAbort);
-        self.retc.clear();
+        self.retc.forget();
         self.go(fallback);
     }
 }

@@ -6,11 +6,13 @@ pub struct ReturnStack {
     entries: [u64; DEPTH],
     top: usize,
     len: usize,
+    /// A decoder may know addresses that are gone here.
+    forgotten: bool,
 }
 
 impl ReturnStack {
     pub fn new() -> Self {
-        Self { entries: [0; DEPTH], top: 0, len: 0 }
+        Self { entries: [0; DEPTH], top: 0, len: 0, forgotten: false }
     }
 
     #[inline]
@@ -31,11 +33,20 @@ impl ReturnStack {
         Some(addr)
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+    /// A decoder knows no address either.
+    pub fn is_surely_empty(&self) -> bool {
+        self.len == 0 && !self.forgotten
     }
 
+    /// As a decoder does: PSB, OVF, tracing off.
     pub fn clear(&mut self) {
+        self.len = 0;
+        self.forgotten = false;
+    }
+
+    /// No return is compressed over this.
+    pub fn forget(&mut self) {
+        self.forgotten |= self.len != 0;
         self.len = 0;
     }
 }

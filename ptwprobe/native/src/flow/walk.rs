@@ -339,27 +339,20 @@ impl<S: Spaces> Walk<S> {
         self.arrive(ip);
     }
 
-    /// As `target`, where an indirect branch is next and nothing is in the way; else nothing happens.
+    /// As `target`, where an indirect branch comes next, or behind one jump; else nothing happens.
     #[inline(always)]
     pub fn plain_target(&mut self, ip: u64, out: &mut Batch) -> bool {
-        // Direct jumps in between are few.
-        for _ in 0..4 {
-            let block = self.cache.block(self.cur);
-            match block.term {
-                Term::IndirectJump | Term::IndirectCall | Term::Return => {
-                    self.indirect(ip, out);
-                    return true;
-                }
-                Term::Jump if block.taken != NONE => {
-                    out.push(block.branch, block.target, BranchKind::Jump);
-                    self.cur = block.taken;
-                }
-                Term::Call => self.call(out),
-                _ => return false,
+        let is_indirect = |term| matches!(term, Term::IndirectJump | Term::IndirectCall | Term::Return);
+        let block = self.cache.block(self.cur);
+        if !is_indirect(block.term) {
+            if block.term != Term::Jump || block.taken == NONE || !is_indirect(self.cache.block(block.taken).term) {
+                return false;
             }
-            self.pos = None;
+            out.push(block.branch, block.target, BranchKind::Jump);
+            self.cur = block.taken;
         }
-        false
+        self.indirect(ip, out);
+        true
     }
 
     /// A TIP: to `ip`, or to where the trace does not say.
