@@ -272,16 +272,16 @@ class CodeTimeline:
     (start, end, site, where it continues)).
     """
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         path: str | PathLike[str],
         *,
-        images: str | PathLike[str] | None = None,
-        root: str | PathLike[str] | None = None,
-        caches: Sequence[str | PathLike[str]] = (),
-        live: bool = False,
-        stubs: Sequence[tuple[int, tuple[int, int, int, int]]] = (),
-    ) -> None: ...
+        images: str | PathLike[str] | None = ...,
+        root: str | PathLike[str] | None = ...,
+        caches: Sequence[str | PathLike[str]] = ...,
+        live: bool = ...,
+        stubs: Sequence[tuple[int, tuple[int, int, int, int]]] = ...,
+    ) -> CodeTimeline: ...
     def process(self, pid: int, tsc: int) -> int:
         """The space of a process."""
 
@@ -301,6 +301,7 @@ class CodeTimeline:
 
     def __len__(self) -> int: ...
 
+@final
 class TraceWriter:
     """A perf.data as the recorder writes it. Times in ns of CLOCK_MONOTONIC; errors of the disk are OSError."""
 

@@ -1,4 +1,4 @@
-"""``python -m tests.full NAME [PYTEST-ARGUMENT]...``: ``tests/test_NAME.py``, or that in ``tests/live``, at its full size.
+"""``python -m tests.full NAME [PYTEST-ARGUMENT]...``: ``tests/test_NAME.py`` or ``tests/live/test_NAME.py``, in full.
 
 Every commit runs the same tests at a size that takes seconds.
 """
