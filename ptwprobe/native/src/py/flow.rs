@@ -17,6 +17,9 @@ use crate::trace::flow::FlowTrace;
 /// (branches before it, TSC, offset, kind, value or text, address)
 type PyMark = (u32, u64, u64, &'static str, String, Option<u64>);
 
+/// (branches, times, marks)
+type PyBatch = (Py<PyBytes>, Vec<(u32, u64)>, Vec<PyMark>);
+
 /// Walks packets over code that is given: for tests, and for traces that come from elsewhere.
 ///
 /// The branches come as records of 24 bytes (from, to, kind), little-endian.
@@ -113,7 +116,7 @@ impl FlowReader {
         self.lock().timeline().notes()
     }
 
-    fn next_batch(&self, py: Python<'_>, stream: usize) -> Option<(Py<PyBytes>, Vec<(u32, u64)>, Vec<PyMark>)> {
+    fn next_batch(&self, py: Python<'_>, stream: usize) -> Option<PyBatch> {
         let batch = py.detach(|| self.lock().next_batch(stream, None))?;
         let marks = batch.marks.iter().map(|mark| to_mark(mark, 0)).collect();
         let branches = PyBytes::new_with(py, batch.branches.len() * RECORD_LEN, |bytes| {
