@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,11 @@ from tests.targets import Target
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="live tests at their full size, which takes minutes")
+
+
+def pytest_configure() -> None:
+    # Started by nohup the tests ignore SIGHUP, and so would what they start: a recorder then does not end at one.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
