@@ -10,6 +10,7 @@ for hit in ptwprobe.open("malloc.ptw").hits():
 from ptwprobe.errors import PtwprobeError
 from ptwprobe.model import Hit, Totals
 from ptwprobe.record.session import Session
+from ptwprobe.trace.events import Branch, Loss
 from ptwprobe.trace.open import open
 
-__all__ = ["Hit", "PtwprobeError", "Session", "Totals", "open"]
+__all__ = ["Branch", "Hit", "Loss", "PtwprobeError", "Session", "Totals", "open"]

@@ -333,6 +333,22 @@ class TraceWriter:
     def flush(self) -> None: ...
     def finish(self, shift: int, mult: int, zero: int, version: str = "", command_line: list[str] = ...) -> None: ...
 
+_BranchKind: TypeAlias = Literal[
+    "cond",
+    "jump",
+    "indirect-jump",
+    "call",
+    "indirect-call",
+    "return",
+    "syscall",
+    "far-return",
+    "interrupt",
+    "trace-start",
+    "trace-end",
+    "tx-abort",
+    "far-other",
+]
+
 _TraceEntry: TypeAlias = (
     tuple[
         Literal["hit"],
@@ -348,12 +364,17 @@ _TraceEntry: TypeAlias = (
     | tuple[Literal["stray"], int | None, int | None, int | None, int | None, str, int | None, int]
     | tuple[Literal["lost"], int | None, int | None, int]
     | tuple[Literal["torn"], int | None, int | None, int]
-    | tuple[Literal["error"], int | None, int | None, int | None, int | None, int | None, str]
+    | tuple[Literal["error"], int | None, int | None, int | None, int | None, int | None, str, str]
+    | tuple[Literal["branch"], int | None, int | None, int | None, int | None, int, int, _BranchKind]
+    | tuple[Literal["event"], int | None, int | None, int | None, int | None, str, int | None]
+    | tuple[Literal["note"], int | None, int | None, int | None, int | None, int, str]
 )
 """Exists for type checkers only.
 
 ("hit", ns, pid, tid, cpu, comm, event, ip, args), ("stray", ns, pid, tid, cpu, comm, ip, value),
-("lost" or "torn", ns, cpu, count), ("error", ns, pid, tid, cpu, offset in the file, message); None is not known.
+("lost" or "torn", ns, cpu, count), ("error", ns, pid, tid, cpu, offset in the file, message, stable word), and of a
+MergedReader ("branch", ns, pid, tid, cpu, from, to, kind), ("event", ns, pid, tid, cpu, packet, ip),
+("note", ns, pid, tid, cpu, offset, message); None is not known.
 """
 
 @final
@@ -403,6 +424,80 @@ class ScriptWriter:
 
     def totals(self) -> tuple[int, int, int, int, int]:
         """hits, lost, torn, stray, errors of what was written."""
+
+@final
+class MergedReader:
+    """Entries of a perf.data, control flow included, in the order of time; ``events`` as of TraceReader, the rest as of
+    FlowReader."""
+
+    def __new__(
+        cls,
+        path: str,
+        events: list[tuple[int, str, list[tuple[str, str]], list[tuple[int, int, list[int]]]]],
+        *,
+        images: str | PathLike[str] | None = ...,
+        root: str | PathLike[str] | None = ...,
+        caches: Sequence[str | PathLike[str]] = ...,
+        live: bool = ...,
+        stubs: Sequence[tuple[int, int, int, int, int]] = ...,
+        jobs: int = ...,
+    ) -> MergedReader: ...
+    def next_batch(self, max: int, branches: bool) -> list[_TraceEntry]:
+        """Up to ``max`` entries, branches only or all others; empty at the end."""
+
+    def totals(self) -> tuple[int, int, int, int, int]:
+        """As of TraceReader."""
+
+    def notes(self) -> list[str]:
+        """As of FlowReader."""
+
+@final
+class ArrowStream:
+    """A table that is read once, as the Arrow PyCapsule interface gives it."""
+
+    @staticmethod
+    def branches(reader: MergedReader) -> ArrowStream:
+        """Takes ``reader`` away."""
+
+    @staticmethod
+    def hits(
+        path: str, events: list[tuple[int, str, list[tuple[str, str]], list[tuple[int, int, list[int]]]]]
+    ) -> ArrowStream: ...
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """NativeError "closed" at the second time."""
+
+@final
+class FlowScript:
+    """As ScriptWriter, with control flow; takes ``reader`` away.
+
+    ``show``: words (hits, branches, calls, returns, jumps, syscalls, interrupts, trace, events, errors) with commas
+    between, or letters of perf's --itrace (b c r w x p o e); None is all. ``indent``: by depth of calls; ``stack``: the
+    calls that led to each hit.
+    """
+
+    def __new__(
+        cls,
+        reader: MergedReader,
+        fd: int,
+        format: str,
+        patterns: list[str],
+        tids: list[int],
+        start: int | None,
+        end: int | None,
+        *,
+        show: str | None = None,
+        indent: bool = False,
+        stack: bool = False,
+    ) -> FlowScript: ...
+    def read(self) -> bool: ...
+    def write(self) -> None: ...
+    def totals(self) -> tuple[int, int, int, int, int]: ...
+    def branches(self) -> int:
+        """Branches so far, shown or not."""
+
+    def notes(self) -> list[str]: ...
+    def progress(self) -> tuple[int, int]:
+        """Bytes of the trace that were read, and all."""
 
 @final
 class PacketDump:

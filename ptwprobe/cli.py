@@ -298,14 +298,47 @@ def detach(pid: int, with_children: bool) -> None:
 @click.option(
     "--time", "time_", metavar="A,B", help="only times from A to B: ns, or seconds with a dot; either may be left out"
 )
-def script(trace: str, format_: str, events: tuple[str, ...], tids: tuple[int, ...], time_: str | None) -> None:
-    """Print what a session recorded, one line for each hit or loss."""
+@click.option("--flow", is_flag=True, help="branches too, with the hits among them")
+@click.option(
+    "--only",
+    "--itrace",
+    metavar="WHAT",
+    help="with control flow, of hits, branches, calls, returns, jumps, syscalls, interrupts, trace, events, errors only"
+    " these (commas between), or letters as of perf's --itrace",
+)
+@click.option("--indent", is_flag=True, help="with control flow, by the depth of calls")
+@click.option("--stack", is_flag=True, help="the calls that led to each hit, as control flow tells them")
+@click.option("--root", type=click.Path(), help="put in front of the paths of recorded programs")
+@click.option(
+    "--cache", "caches", type=click.Path(), multiple=True, help="a folder of files by build id; may be repeated"
+)
+@click.option("--live", is_flag=True, help="ask processes that still run for their files")
+@click.option("-j", "--jobs", type=click.IntRange(min=0), default=0, help="threads that decode; all CPUs by default")
+def script(
+    trace: str,
+    format_: str,
+    events: tuple[str, ...],
+    tids: tuple[int, ...],
+    time_: str | None,
+    flow: bool,
+    only: str | None,
+    indent: bool,
+    stack: bool,
+    root: str | None,
+    caches: tuple[str, ...],
+    live: bool,
+    jobs: int,
+) -> None:
+    """Print what a session recorded, one line for each hit, branch or loss."""
     from ptwprobe.report import script as reporter
     from ptwprobe.trace.open import open as open_trace
 
     with closing_line() as keep:
         sys.stdout.flush()
-        totals = reporter.write(open_trace(trace), sys.stdout.fileno(), format_, list(events), list(tids), time_)
+        opened = open_trace(trace, root=root, caches=caches, live=live, jobs=jobs)
+        view = reporter.FlowView(only, indent, stack) if flow or only or indent or stack else None
+        filters = (list(events), list(tids), time_)
+        totals = reporter.write(opened, sys.stdout.fileno(), format_, *filters, view, say)
         keep(totals)
         if totals.errors:
             raise SystemExit(EXIT_TRACE_ERRORS)

@@ -18,6 +18,7 @@ _U32 = (1 << 32) - 1
 _U64 = (1 << 64) - 1
 _TYPES = frozenset(f"{kind}{bits}" for kind in "usx" for bits in (8, 16, 32, 64))
 
+NativeStub: TypeAlias = tuple[int, int, int, int, int]
 NativeEvent: TypeAlias = tuple[int, str, list[tuple[str, str]], list[tuple[int, int, list[int]]]]
 
 
@@ -96,6 +97,16 @@ class SessionInfo:
             )
             for event in self.events
         ]
+
+    @property
+    def has_flow(self) -> bool:
+        """Whether control flow was recorded, as far as the channel tells."""
+        return self.channel not in ("ring", "uprobe")
+
+    def native_stubs(self) -> list[NativeStub]:
+        """Process, start, end, site and where the program goes on, of every stub."""
+        sites = (site for event in self.events for site in event.sites)
+        return [(site.pid, site.stub, site.stub_end, site.addr, site.continue_addr) for site in sites]
 
 
 class _Object:

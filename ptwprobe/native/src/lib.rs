@@ -3,6 +3,7 @@
 
 use pyo3::prelude::*;
 
+pub mod arrow;
 pub mod clock;
 pub mod codemap;
 pub mod cpu;

@@ -18,6 +18,6 @@ mod tests;
 mod timeline;
 
 pub use builder::{Builder, Map};
-pub use files::{Note, Places, Problem, Wanted};
+pub use files::{Content, Note, Places, Problem, Wanted};
 pub use flat::FlatCode;
-pub use timeline::{Timeline, Who};
+pub use timeline::{Place, Timeline, Who};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::files::{Files, Note};
+use super::files::{Content, Files, Note};
 use super::space::Space;
 use crate::flow::code::Code;
 use crate::flow::context::{Context, Schedule, Spaces};
@@ -25,6 +25,13 @@ pub struct Timeline {
 pub struct Who {
     pub pid: Option<u32>,
     pub tid: u32,
+}
+
+/// Where code is from: a file by its number, and an offset in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub file: u32,
+    pub offset: u64,
 }
 
 /// Who ran on a CPU.
@@ -118,6 +125,20 @@ impl Timeline {
         let mut schedule = Schedule::default();
         self.add(&mut schedule, tsc, tsc, Some(Who { pid: Some(pid), tid: pid }));
         schedule.at(tsc).space
+    }
+
+    /// Which file the code at `ip` of a space is from.
+    #[must_use]
+    pub fn place(&self, space: u32, ip: u64) -> Option<Place> {
+        let region = self.spaces.get(space as usize)?.regions.at(ip)?;
+        let offset = region.source.offset.wrapping_add(ip.wrapping_sub(region.start));
+        Some(Place { file: region.source.file, offset })
+    }
+
+    /// The file that a [`Place`] is in, if it was found.
+    #[must_use]
+    pub fn content(&self, file: u32) -> Option<&Content> {
+        self.files.content(file)
     }
 
     /// (start, end) of the code that is known in a space, by address.

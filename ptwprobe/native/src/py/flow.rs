@@ -1,7 +1,7 @@
 //! Control flow for Python.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
@@ -75,8 +75,24 @@ fn to_mark(mark: &Mark, before: u32) -> PyMark {
     (before + mark.at, mark.tsc, mark.offset, kind, value, ip)
 }
 
+/// (branches, times, marks)
+type PyBatch = (Py<PyBytes>, Vec<(u32, u64)>, Vec<PyMark>);
+
 /// (process, start, end, site, where the program goes on)
-type PyStub = (u32, u64, u64, u64, u64);
+pub(super) type PyStub = (u32, u64, u64, u64, u64);
+
+pub(super) fn open(
+    py: Python<'_>,
+    path: &Path,
+    places: Places,
+    stubs: Vec<PyStub>,
+    jobs: usize,
+) -> PyResult<FlowTrace> {
+    let stubs =
+        stubs.into_iter().map(|(pid, start, end, site, continue_addr)| (pid, Stub { start, end, site, continue_addr }));
+    let jobs = if jobs == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { jobs };
+    Ok(py.detach(|| FlowTrace::open(path, places, stubs, jobs))?)
+}
 
 /// The control flow of a perf.data. See `_native.pyi`.
 #[pyclass(module = "ptwprobe._native", frozen)]
@@ -100,12 +116,7 @@ impl FlowReader {
         jobs: usize,
     ) -> PyResult<Self> {
         let places = Places { images, root, caches, live };
-        let stubs = stubs
-            .into_iter()
-            .map(|(pid, start, end, site, continue_addr)| (pid, Stub { start, end, site, continue_addr }));
-        let jobs = if jobs == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { jobs };
-        let trace = py.detach(|| FlowTrace::open(&path, places, stubs, jobs))?;
-        Ok(Self { trace: Mutex::new(trace) })
+        Ok(Self { trace: Mutex::new(open(py, &path, places, stubs, jobs)?) })
     }
 
     fn streams(&self) -> Vec<(u32, Option<u32>, Option<u32>)> {

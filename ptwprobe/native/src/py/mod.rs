@@ -4,9 +4,11 @@ use pyo3::create_exception;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
+mod arrow;
 mod flow;
 mod image;
 mod machine;
+mod merged;
 mod recording;
 mod stub;
 mod target;
@@ -33,6 +35,8 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     target::register(module)?;
     recording::register(module)?;
     flow::register(module)?;
+    merged::register(module)?;
+    arrow::register(module)?;
     image::register(module)?;
     trace::register(module)
 }

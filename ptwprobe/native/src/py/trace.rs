@@ -114,7 +114,7 @@ impl TraceWriter {
 }
 
 /// As Python itself raises it: with the number and its text apart.
-fn os_error(error: &io::Error) -> PyErr {
+pub(super) fn os_error(error: &io::Error) -> PyErr {
     let text = error.to_string();
     match error.raw_os_error() {
         Some(errno) => {
@@ -135,11 +135,15 @@ impl From<perfdata::Error> for PyErr {
     }
 }
 
-type SiteParts = (u32, u64, Vec<u64>);
-type EventParts = (u16, String, Vec<(String, String)>, Vec<SiteParts>);
-type TotalsParts = (u64, u64, u64, u64, u64);
+pub(super) type SiteParts = (u32, u64, Vec<u64>);
+pub(super) type EventParts = (u16, String, Vec<(String, String)>, Vec<SiteParts>);
+pub(super) type TotalsParts = (u64, u64, u64, u64, u64);
 
-fn table(events: Vec<EventParts>) -> PyResult<Table> {
+pub(super) fn table(events: Vec<EventParts>) -> PyResult<Table> {
+    Ok(Table::new(self::events(events)?))
+}
+
+pub(super) fn events(events: Vec<EventParts>) -> PyResult<Vec<Event>> {
     let bad_type = |ty: &str| PyValueError::new_err(format!("no integer type: {ty}"));
     let event = |(id, name, fields, sites): EventParts| -> PyResult<Event> {
         let fields = fields
@@ -149,10 +153,10 @@ fn table(events: Vec<EventParts>) -> PyResult<Table> {
         let sites = sites.into_iter().map(|(pid, addr, slots)| Site { pid, addr, slots }).collect();
         Ok(Event { id, name, fields, sites })
     };
-    Ok(Table::new(events.into_iter().map(event).collect::<PyResult<_>>()?))
+    events.into_iter().map(event).collect()
 }
 
-fn totals_parts(totals: trace::Totals) -> TotalsParts {
+pub(super) fn totals_parts(totals: trace::Totals) -> TotalsParts {
     (totals.hits, totals.lost, totals.torn, totals.stray, totals.errors)
 }
 
@@ -196,7 +200,7 @@ impl TraceReader {
     }
 }
 
-fn entry_tuple<'py>(py: Python<'py>, entry: &Entry<'_>) -> PyResult<Bound<'py, PyAny>> {
+pub(super) fn entry_tuple<'py>(py: Python<'py>, entry: &Entry<'_>) -> PyResult<Bound<'py, PyAny>> {
     let Entry { ns, pid, tid, cpu, .. } = *entry;
     let comm = || trace::printable(entry.comm);
     Ok(match entry.what {
@@ -213,8 +217,31 @@ fn entry_tuple<'py>(py: Python<'py>, entry: &Entry<'_>) -> PyResult<Bound<'py, P
         What::Stray { ip, value } => ("stray", ns, pid, tid, cpu, comm(), ip, value).into_pyobject(py)?.into_any(),
         What::Lost { count } => ("lost", ns, cpu, count).into_pyobject(py)?.into_any(),
         What::Torn { count } => ("torn", ns, cpu, count).into_pyobject(py)?.into_any(),
-        What::Error { offset, message } => ("error", ns, pid, tid, cpu, offset, message).into_pyobject(py)?.into_any(),
+        What::Error { word, offset, message } => {
+            ("error", ns, pid, tid, cpu, offset, message, word).into_pyobject(py)?.into_any()
+        }
+        What::Branch(branch) => {
+            let kind = trace::kind_name(branch.kind);
+            ("branch", ns, pid, tid, cpu, branch.from, branch.to, kind).into_pyobject(py)?.into_any()
+        }
+        What::Event { packet, ip } => {
+            ("event", ns, pid, tid, cpu, packet.to_string(), ip).into_pyobject(py)?.into_any()
+        }
+        What::Note { offset, message } => ("note", ns, pid, tid, cpu, offset, message).into_pyobject(py)?.into_any(),
     })
+}
+
+pub(super) fn format(name: &str) -> PyResult<Format> {
+    Format::parse(name).ok_or_else(|| PyValueError::new_err(format!("no format: {name}")))
+}
+
+/// A file descriptor of the caller's as a file of our own.
+pub(super) fn duplicate(fd: i32) -> PyResult<File> {
+    if fd < 0 {
+        return Err(PyValueError::new_err("a negative file descriptor"));
+    }
+    // SAFETY: the caller keeps `fd` open during this call, in which it is duplicated.
+    Ok(unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?.into())
 }
 
 /// The lines of `script`.
@@ -226,7 +253,7 @@ struct ScriptWriter {
 }
 
 /// Lines are written in pieces of about this many bytes.
-const PIECE_LEN: usize = 1 << 17;
+pub(super) const PIECE_LEN: usize = 1 << 17;
 
 #[pymethods]
 impl ScriptWriter {
@@ -243,14 +270,10 @@ impl ScriptWriter {
         start: Option<u64>,
         end: Option<u64>,
     ) -> PyResult<Self> {
-        let format = Format::parse(format).ok_or_else(|| PyValueError::new_err(format!("no format: {format}")))?;
-        if fd < 0 {
-            return Err(PyValueError::new_err("a negative file descriptor"));
-        }
-        // SAFETY: the caller keeps `fd` open during this call, in which it is duplicated.
-        let out = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?.into();
+        let format = self::format(format)?;
+        let out = duplicate(fd)?;
         let reader = trace::TraceReader::open(&path, table(events)?, Mode::Whole)?;
-        Ok(Self { reader, script: trace::Script::new(format, Filter::new(patterns, tids, start, end)), out })
+        Ok(Self { reader, script: trace::Script::new(format, Filter::new(patterns, tids, start, end), None), out })
     }
 
     fn read(&mut self, py: Python<'_>) -> PyResult<bool> {

@@ -1,6 +1,8 @@
 //! What a reader of a trace gets.
 
 use super::table::Event;
+use crate::flow::Branch;
+use crate::pt::Kind;
 
 /// One thing that the trace tells; `None` is not known.
 #[derive(Debug)]
@@ -12,21 +14,49 @@ pub struct Entry<'a> {
     pub cpu: Option<u32>,
     /// Empty where not known; any bytes else.
     pub comm: &'a [u8],
+    /// Address space of the flow's timeline; 0 where there is none.
+    pub space: u32,
     pub what: What<'a>,
 }
 
 #[derive(Debug)]
 pub enum What<'a> {
     /// `ip`: runtime address of the site; where the site is not known, of the first word's `ptwrite`.
-    Hit { event: &'a Event, ip: u64, args: &'a [u64] },
+    Hit {
+        event: &'a Event,
+        ip: u64,
+        args: &'a [u64],
+    },
     /// A word that belongs to no hit.
-    Stray { ip: Option<u64>, value: u64 },
+    Stray {
+        ip: Option<u64>,
+        value: u64,
+    },
     /// Hits that found no room.
-    Lost { count: u64 },
+    Lost {
+        count: u64,
+    },
     /// Hits that were begun and never finished.
-    Torn { count: u64 },
-    /// Something is wrong in the file at `offset`.
-    Error { offset: Option<u64>, message: &'a str },
+    Torn {
+        count: u64,
+    },
+    Branch(Branch),
+    /// Power states, transactions, virtual machines: the packet that tells, and the address that came with it.
+    Event {
+        packet: Kind,
+        ip: Option<u64>,
+    },
+    /// Something is wrong in the file at `offset`; `word` is its stable name.
+    Error {
+        word: &'static str,
+        offset: Option<u64>,
+        message: &'a str,
+    },
+    /// Something is not as expected, and nothing is lost by it.
+    Note {
+        offset: u64,
+        message: &'a str,
+    },
 }
 
 /// Every hit is in exactly one of `hits`, `lost`, `torn`; `stray` are words without a header.
@@ -47,6 +77,7 @@ impl Totals {
             What::Lost { count } => self.lost = self.lost.saturating_add(*count),
             What::Torn { count } => self.torn = self.torn.saturating_add(*count),
             What::Error { .. } => self.errors += 1,
+            What::Branch(_) | What::Event { .. } | What::Note { .. } => {}
         }
     }
 }

@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use crate::clock::TimeConv;
 use crate::flow::code::Stub;
+use crate::flow::context::{Context, Schedule};
 use crate::flow::{Batch, Config, Input, Pieces, Source, Walks, What};
 use crate::image::{Places, Timeline};
 use crate::perfdata::{AuxChunk, Body, Error, Next, PtConfig, PtInfo, Reader};
@@ -24,11 +26,17 @@ pub struct StreamId {
 
 /// The bytes of a file's trace.
 #[derive(Clone)]
-pub struct TraceBytes(Arc<Reader>);
+pub struct TraceBytes {
+    reader: Arc<Reader>,
+    /// Bytes that were read.
+    progress: Arc<AtomicU64>,
+}
 
 impl Source for TraceBytes {
     fn read(&self, file_offset: u64, buffer: &mut [u8]) -> usize {
-        self.0.read_trace(file_offset, buffer).unwrap_or(0)
+        let len = self.reader.read_trace(file_offset, buffer).unwrap_or(0);
+        self.progress.fetch_add(len as u64, Ordering::Relaxed);
+        len
     }
 }
 
@@ -37,6 +45,9 @@ pub struct FlowTrace {
     walks: Walks<TraceBytes, Arc<Timeline>>,
     timeline: Arc<Timeline>,
     streams: Vec<StreamId>,
+    schedules: Vec<Arc<Schedule>>,
+    progress: Arc<AtomicU64>,
+    len: u64,
     conv: Option<TimeConv>,
     cut: Option<(u64, u64)>,
 }
@@ -61,8 +72,11 @@ impl FlowTrace {
         let info = reader.pt_info();
         let config = config(info, reader.pt_config());
         let conv = conv.or(info.and_then(|info| info.conv));
-        let bytes = TraceBytes(Arc::new(reader));
+        let progress = Arc::new(AtomicU64::new(0));
+        let bytes = TraceBytes { reader: Arc::new(reader), progress: Arc::clone(&progress) };
+        let len = chunks.iter().flat_map(|(_, chunks)| chunks).map(|chunk| chunk.len).fold(0, u64::saturating_add);
         let mut streams = Vec::new();
+        let mut schedules = Vec::new();
         let inputs = chunks
             .into_iter()
             .map(|(id, chunks)| {
@@ -70,13 +84,15 @@ impl FlowTrace {
                 let schedule = match id {
                     StreamId { tid: Some(tid), .. } => timeline.thread(tid),
                     StreamId { cpu: Some(cpu), .. } => timeline.cpu(cpu),
-                    _ => crate::flow::context::Schedule::default(),
+                    _ => Schedule::default(),
                 };
-                Input { pieces: Pieces::new(bytes.clone(), chunks), schedule: Arc::new(schedule) }
+                let schedule = Arc::new(schedule);
+                schedules.push(Arc::clone(&schedule));
+                Input { pieces: Pieces::new(bytes.clone(), chunks), schedule }
             })
             .collect();
         let walks = Walks::new(config, Arc::clone(&timeline), inputs, jobs);
-        Ok(Self { walks, timeline, streams, conv, cut })
+        Ok(Self { walks, timeline, streams, schedules, progress, len, conv, cut })
     }
 
     #[must_use]
@@ -88,6 +104,24 @@ impl FlowTrace {
     #[must_use]
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
+    }
+
+    /// The same, to be kept.
+    #[must_use]
+    pub fn shared_timeline(&self) -> Arc<Timeline> {
+        Arc::clone(&self.timeline)
+    }
+
+    /// Who runs in a stream at `tsc`.
+    #[must_use]
+    pub fn context(&self, stream: usize, tsc: u64) -> Context {
+        self.schedules.get(stream).map(|schedule| schedule.at(tsc)).unwrap_or_default()
+    }
+
+    /// How much of the trace is read, and how much there is, in bytes.
+    #[must_use]
+    pub fn progress(&self) -> (u64, u64) {
+        (self.progress.load(Ordering::Relaxed).min(self.len), self.len)
     }
 
     /// `None`: times are values of the counter.

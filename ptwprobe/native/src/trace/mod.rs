@@ -3,23 +3,35 @@
 //! Packet level only: no code is walked, so times are those of the last TSC packet.
 
 mod assemble;
+mod cursor;
 mod damage;
 mod dump;
 mod entry;
 mod filter;
 pub mod flow;
+mod flowtext;
+mod merged;
 mod reader;
 mod script;
+mod sideband;
+mod stacks;
+mod symbols;
 mod table;
+mod tables;
 mod text;
 mod threads;
+mod view;
 mod window;
 mod words;
 
 pub use dump::Dump;
 pub use entry::{Entry, Totals, What};
 pub use filter::Filter;
+pub use flowtext::kind_name;
+pub use merged::Merged;
 pub use reader::{Mode, TraceReader};
 pub use script::{Format, Script};
 pub use table::{Event, Field, FieldType, Site, Table, TypeKind};
+pub use tables::{BranchTable, HitTable};
 pub use text::printable;
+pub use view::{Show, View};

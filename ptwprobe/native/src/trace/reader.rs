@@ -13,7 +13,7 @@ use super::damage::Damage;
 use super::entry::{Entry, Totals, What};
 use super::table::Table;
 use super::threads::Threads;
-use super::words::{GapReason, Words};
+use super::words::Words;
 use crate::clock::TimeConv;
 use crate::perfdata::{AuxChunk, Body, Error, Next, Reader, Record};
 
@@ -377,7 +377,7 @@ impl TraceReader {
         let what = match kind {
             CurrentKind::Lost(count) => What::Lost { count: *count },
             CurrentKind::Torn(count) => What::Torn { count: *count },
-            CurrentKind::Problem(offset) => What::Error { offset: *offset, message: &self.message },
+            CurrentKind::Problem(offset) => What::Error { word: "file", offset: *offset, message: &self.message },
             CurrentKind::Item(item) => match &item.kind {
                 ItemKind::Hit { event_id, header_ip, args } => {
                     let site = header_ip.and_then(|ip| self.table.site_addr(*event_id, pid, ip));
@@ -385,14 +385,17 @@ impl TraceReader {
                     What::Hit { event: self.table.event(*event_id), ip, args }
                 }
                 ItemKind::Stray { ip, value } => What::Stray { ip: *ip, value: *value },
-                ItemKind::Incomplete { .. } | ItemKind::Gap(_) => {
-                    What::Error { offset: Some(item.offset), message: &self.message }
+                ItemKind::Incomplete { .. } => {
+                    What::Error { word: "incomplete", offset: Some(item.offset), message: &self.message }
+                }
+                ItemKind::Gap(reason) => {
+                    What::Error { word: reason.word(), offset: Some(item.offset), message: &self.message }
                 }
             },
         };
         self.totals.add(&what);
         let comm = thread.map_or(&[][..], |thread| thread.comm.as_bytes());
-        Some(Entry { ns: *ns, pid, tid: *tid, cpu: *cpu, comm, what })
+        Some(Entry { ns: *ns, pid, tid: *tid, cpu: *cpu, comm, space: 0, what })
     }
 }
 
@@ -412,18 +415,6 @@ impl Stream {
             items: VecDeque::new(),
             active: false,
             cut: false,
-        }
-    }
-}
-
-impl std::fmt::Display for GapReason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Overflow => f.write_str("the CPU dropped packets here (OVF)"),
-            Self::UnknownPacket => f.write_str("bytes that are no packet; decoding goes on at the next PSB"),
-            Self::CutPacket => f.write_str("the trace ends inside a packet"),
-            Self::Skipped { bytes } => write!(f, "{bytes} bytes skipped up to a PSB"),
-            Self::MissingChunk => f.write_str("a chunk of the trace is missing before this one"),
         }
     }
 }

@@ -1,9 +1,14 @@
 //! The text formats of `script`: one line per entry. The formats are a contract with other tools.
 
+use std::fmt::Display;
+use std::io::Write as _;
+
 use super::entry::{Entry, Totals, What};
 use super::filter::Filter;
+use super::flowtext::{csv_branch, csv_others, json_branch, json_stack, text_branch, text_stack, CSV_COLUMNS};
 use super::table::{Event, Field, FieldType, TypeKind};
 use super::text::{push_csv_name, push_hex, push_i128, push_json_name, push_name, push_right, push_seconds, push_u64};
+use super::view::View;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
@@ -28,21 +33,28 @@ impl Format {
 /// Integers up to this size are exact in every JSON reader; others are strings.
 const MAX_JSON_INTEGER: u128 = 1 << 53;
 
-const CSV_HEAD: &[u8] = b"type,time,pid,tid,cpu,comm,event,ip,args,count,message\n";
+const CSV_HEAD: &[u8] = b"type,time,pid,tid,cpu,comm,event,ip,args,count,message";
 
 /// Lines of the entries that pass the filter.
 pub struct Script {
     format: Format,
     filter: Filter,
+    view: Option<View>,
     out: Vec<u8>,
     totals: Totals,
 }
 
 impl Script {
+    /// `view`: how control flow is shown, of entries that have it.
     #[must_use]
-    pub fn new(format: Format, filter: Filter) -> Self {
-        let out = if format == Format::Csv { CSV_HEAD.to_vec() } else { Vec::new() };
-        Self { format, filter, out, totals: Totals::default() }
+    pub fn new(format: Format, filter: Filter, view: Option<View>) -> Self {
+        let mut out = Vec::new();
+        if format == Format::Csv {
+            out.extend_from_slice(CSV_HEAD);
+            out.extend_from_slice(view.as_ref().map_or(b"", |_| CSV_COLUMNS));
+            out.push(b'\n');
+        }
+        Self { format, filter, view, out, totals: Totals::default() }
     }
 
     /// Of what was written.
@@ -62,21 +74,24 @@ impl Script {
     }
 
     pub fn write(&mut self, entry: &Entry<'_>) {
-        if !self.filter.passes(entry) {
+        let depth = self.view.as_mut().map_or(0, |view| view.follow(entry));
+        let shown = self.view.as_ref().is_none_or(|view| view.show.passes(&entry.what));
+        if !shown || !self.filter.passes(entry) {
             return;
         }
         self.totals.add(&entry.what);
+        let (out, view) = (&mut self.out, self.view.as_mut());
         match self.format {
-            Format::Text => text_line(&mut self.out, entry),
-            Format::JsonLines => json_line(&mut self.out, entry),
-            Format::Csv => csv_line(&mut self.out, entry),
+            Format::Text => text_line(out, entry, depth, view),
+            Format::JsonLines => json_line(out, entry, view),
+            Format::Csv => csv_line(out, entry, view),
         }
-        self.out.push(b'\n');
+        out.push(b'\n');
     }
 }
 
 /// `comm tid [cpu] sec.nsec: what`; a dash for what is not known.
-fn text_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
+fn text_line(out: &mut Vec<u8>, entry: &Entry<'_>, depth: usize, view: Option<&mut View>) {
     push_right(out, 16, b' ', |out| match entry.tid {
         Some(tid) if entry.comm.is_empty() => {
             out.push(b':');
@@ -113,6 +128,9 @@ fn text_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
                 out.push(b'=');
                 push_value(out, ty, word);
             });
+            if let Some(view) = view.filter(|view| view.stack) {
+                text_stack(out, ip, entry.tid, entry.space, view);
+            }
         }
         What::Stray { ip, value } => {
             out.extend_from_slice(b"ptwrite: (");
@@ -125,11 +143,34 @@ fn text_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
         }
         What::Lost { count } => push_count(out, b"lost: ", count),
         What::Torn { count } => push_count(out, b"torn: ", count),
-        What::Error { offset, message } => {
+        What::Branch(branch) => {
+            if let Some(view) = view {
+                text_branch(out, &branch, entry.space, depth, view);
+            }
+        }
+        What::Event { packet, ip } => {
+            out.extend_from_slice(b"event: (");
+            match ip {
+                Some(ip) => push_hex(out, ip),
+                None => out.push(b'-'),
+            }
+            out.extend_from_slice(b") ");
+            push_display(out, packet);
+        }
+        What::Error { offset, message, .. } => {
             out.extend_from_slice(b"error: ");
             push_error(out, offset, message);
         }
+        What::Note { offset, message } => {
+            out.extend_from_slice(b"note: ");
+            push_error(out, Some(offset), message);
+        }
     }
+}
+
+fn push_display(out: &mut Vec<u8>, what: impl Display) {
+    // Writing to a Vec does not fail.
+    let _ = write!(out, "{what}");
 }
 
 fn push_count(out: &mut Vec<u8>, what: &[u8], count: u64) {
@@ -182,12 +223,15 @@ fn each_arg(event: &Event, args: &[u64], mut take: impl FnMut(ArgName<'_>, Field
     }
 }
 
-fn json_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
+fn json_line(out: &mut Vec<u8>, entry: &Entry<'_>, view: Option<&mut View>) {
     out.extend_from_slice(match entry.what {
         What::Hit { .. } => b"{\"type\":\"hit\"",
         What::Stray { .. } => b"{\"type\":\"ptwrite\"",
         What::Lost { .. } | What::Torn { .. } => b"{\"type\":\"lost\"",
+        What::Branch(_) => b"{\"type\":\"branch\"",
+        What::Event { .. } => b"{\"type\":\"event\"",
         What::Error { .. } => b"{\"type\":\"error\"",
+        What::Note { .. } => b"{\"type\":\"note\"",
     });
     json_number(out, "time", entry.ns);
     if !matches!(entry.what, What::Lost { .. } | What::Torn { .. }) {
@@ -195,7 +239,7 @@ fn json_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
         json_number(out, "tid", entry.tid.map(u64::from));
     }
     json_number(out, "cpu", entry.cpu.map(u64::from));
-    if matches!(entry.what, What::Hit { .. } | What::Stray { .. }) {
+    if matches!(entry.what, What::Hit { .. } | What::Stray { .. } | What::Branch(_) | What::Event { .. }) {
         out.extend_from_slice(b",\"comm\":");
         push_json_name(out, entry.comm);
     }
@@ -203,7 +247,7 @@ fn json_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
         What::Hit { event, ip, args } => {
             out.extend_from_slice(b",\"event\":");
             push_json_name(out, event.name.as_bytes());
-            json_addr(out, Some(ip));
+            json_addr(out, "ip", Some(ip));
             out.extend_from_slice(b",\"args\":{");
             let mut first = true;
             each_arg(event, args, |name, ty, word| {
@@ -215,14 +259,32 @@ fn json_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
                 json_integer(out, ty.value(word));
             });
             out.push(b'}');
+            if let Some(view) = view.filter(|view| view.stack) {
+                json_stack(out, ip, entry.tid, entry.space, view);
+            }
         }
         What::Stray { ip, value } => {
-            json_addr(out, ip);
+            json_addr(out, "ip", ip);
             json_number(out, "value", Some(value));
         }
         What::Lost { count } => json_lost(out, "lost", count),
         What::Torn { count } => json_lost(out, "torn", count),
-        What::Error { offset, message } => {
+        What::Branch(branch) => {
+            if let Some(view) = view {
+                json_branch(out, &branch, entry.space, view);
+            }
+        }
+        What::Event { packet, ip } => {
+            json_addr(out, "ip", ip);
+            json_key(out, "packet");
+            push_json_name(out, packet.to_string().as_bytes());
+        }
+        What::Note { offset, message } => {
+            json_number(out, "offset", Some(offset));
+            out.extend_from_slice(b",\"message\":");
+            push_json_name(out, message.as_bytes());
+        }
+        What::Error { offset, message, .. } => {
             json_number(out, "offset", offset);
             out.extend_from_slice(b",\"message\":");
             push_json_name(out, message.as_bytes());
@@ -231,7 +293,7 @@ fn json_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
     out.push(b'}');
 }
 
-fn json_key(out: &mut Vec<u8>, key: &str) {
+pub(super) fn json_key(out: &mut Vec<u8>, key: &str) {
     out.extend_from_slice(b",\"");
     out.extend_from_slice(key.as_bytes());
     out.extend_from_slice(b"\":");
@@ -256,8 +318,8 @@ fn json_integer(out: &mut Vec<u8>, value: i128) {
     }
 }
 
-fn json_addr(out: &mut Vec<u8>, addr: Option<u64>) {
-    json_key(out, "ip");
+pub(super) fn json_addr(out: &mut Vec<u8>, key: &str, addr: Option<u64>) {
+    json_key(out, key);
     match addr {
         Some(addr) => {
             out.extend_from_slice(b"\"0x");
@@ -275,13 +337,16 @@ fn json_lost(out: &mut Vec<u8>, kind: &str, count: u64) {
 }
 
 /// Columns as `CSV_HEAD` names them; arguments are in one, as `name=value` with a space between.
-fn csv_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
+fn csv_line(out: &mut Vec<u8>, entry: &Entry<'_>, view: Option<&mut View>) {
     out.extend_from_slice(match entry.what {
         What::Hit { .. } => b"hit",
         What::Stray { .. } => b"ptwrite",
         What::Lost { .. } => b"lost",
         What::Torn { .. } => b"torn",
+        What::Branch(_) => b"branch",
+        What::Event { .. } => b"event",
         What::Error { .. } => b"error",
+        What::Note { .. } => b"note",
     });
     let ids = [entry.ns, entry.pid.map(u64::from), entry.tid.map(u64::from), entry.cpu.map(u64::from)];
     for id in ids {
@@ -325,11 +390,30 @@ fn csv_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
             push_u64(out, count);
             out.push(b',');
         }
-        What::Error { offset, message } => {
-            out.extend_from_slice(b",,,,");
-            let mut text = Vec::new();
-            push_error(&mut text, offset, message);
-            push_csv_name(out, &text);
+        What::Branch(_) => out.extend_from_slice(b",,,,"),
+        What::Event { packet, ip } => {
+            out.push(b',');
+            if let Some(ip) = ip {
+                out.extend_from_slice(b"0x");
+                push_hex(out, ip);
+            }
+            out.extend_from_slice(b",,,");
+            push_csv_name(out, packet.to_string().as_bytes());
         }
+        What::Error { offset, message, .. } => csv_message(out, offset, message),
+        What::Note { offset, message } => csv_message(out, Some(offset), message),
     }
+    match (view, &entry.what) {
+        (None, _) => {}
+        (Some(view), What::Branch(branch)) => csv_branch(out, branch, entry.space, view),
+        (Some(view), What::Hit { ip, .. }) if view.stack => csv_others(out, Some((*ip, entry.tid)), view),
+        (Some(view), _) => csv_others(out, None, view),
+    }
+}
+
+fn csv_message(out: &mut Vec<u8>, offset: Option<u64>, message: &str) {
+    out.extend_from_slice(b",,,,");
+    let mut text = Vec::new();
+    push_error(&mut text, offset, message);
+    push_csv_name(out, &text);
 }

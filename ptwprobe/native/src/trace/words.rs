@@ -1,6 +1,7 @@
 //! The words of one stream of packets, each with its time and its address.
 
 use std::collections::VecDeque;
+use std::fmt;
 
 use super::window::Window;
 use crate::perfdata::{AuxChunk, Reader};
@@ -51,6 +52,30 @@ pub enum GapReason {
     },
     /// A chunk of the stream is missing.
     MissingChunk,
+}
+
+impl GapReason {
+    /// Its stable name.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Overflow => "overflow",
+            Self::UnknownPacket | Self::CutPacket => "bad-packet",
+            Self::Skipped { .. } | Self::MissingChunk => "missing",
+        }
+    }
+}
+
+impl fmt::Display for GapReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Overflow => f.write_str("the CPU dropped packets here (OVF)"),
+            Self::UnknownPacket => f.write_str("bytes that are no packet; decoding goes on at the next PSB"),
+            Self::CutPacket => f.write_str("the trace ends inside a packet"),
+            Self::Skipped { bytes } => write!(f, "{bytes} bytes skipped up to a PSB"),
+            Self::MissingChunk => f.write_str("a chunk of the trace is missing before this one"),
+        }
+    }
 }
 
 /// Decodes the chunks of one stream, in whatever pieces they come. Keeps a packet, and a word, that goes on in a later
