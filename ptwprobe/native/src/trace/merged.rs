@@ -194,14 +194,14 @@ impl Merged {
         };
         if std::mem::take(&mut self.moved) {
             let ns = to_ns(self.conv, stream.cursor.tsc());
-            if let Some(told) = self.sideband.next_until(ns.unwrap_or(0))? {
-                self.moved = true;
-                return Ok(self.told(told));
-            }
             if ns.unwrap_or(0) > limit {
                 self.turn = None;
                 self.heads.push(Reverse((ns.unwrap_or(0), index)));
                 return Ok(false);
+            }
+            if let Some(told) = self.sideband.next_until(ns.unwrap_or(0))? {
+                self.moved = true;
+                return Ok(self.told(told));
             }
             stream.who = who(&self.flow, &self.threads, index, stream);
         }
