@@ -302,6 +302,7 @@ class CodeTimeline:
     def __len__(self) -> int: ...
 
 @final
+@final
 class TraceWriter:
     """A perf.data as the recorder writes it. Times in ns of CLOCK_MONOTONIC; errors of the disk are OSError."""
 

@@ -75,9 +75,6 @@ fn to_mark(mark: &Mark, before: u32) -> PyMark {
     (before + mark.at, mark.tsc, mark.offset, kind, value, ip)
 }
 
-/// (branches, times, marks)
-type PyBatch = (Py<PyBytes>, Vec<(u32, u64)>, Vec<PyMark>);
-
 /// (process, start, end, site, where the program goes on)
 pub(super) type PyStub = (u32, u64, u64, u64, u64);
 
