@@ -14,7 +14,8 @@ use super::layout::{record, AUXTRACE_LEN, HEADER_DATA_SIZE, RECORD_HEADER_LEN};
 use super::names::Names;
 use super::parse::{Known, Raw};
 use super::ptinfo::{PtConfig, PtInfo};
-use super::records::{AuxChunk, Body, BuildId, ChunkKind, Record};
+use super::records::{AuxChunk, Body, BuildId, ChunkKind, Record, SampleId};
+use super::unpack::{Unpacked, Unpacker};
 
 /// Bytes read at once. A record has at most 65,535.
 const WINDOW_LEN: usize = 1 << 17;
@@ -67,6 +68,7 @@ pub struct Reader {
     has_trace: bool,
     known: Known,
     build_ids: Vec<FileBuildId>,
+    unpacker: Unpacker,
     window: Vec<u8>,
     /// Offset in the file of the window's first byte, and of the next record.
     window_offset: u64,
@@ -94,6 +96,7 @@ impl Reader {
             has_trace: false,
             known: Known { attrs, ..Known::default() },
             build_ids,
+            unpacker: Unpacker::default(),
             window: Vec::new(),
             window_offset: data_offset,
             offset: data_offset,
@@ -152,18 +155,22 @@ impl Reader {
         self.pt_info().and_then(|info| info.config(self.attrs()))
     }
 
-    /// Reads ahead to the record that tells how Intel PT was set up, which stands before all trace, and goes back to
-    /// where it was.
+    /// Before the first record was read: reads ahead to the one that tells how Intel PT was set up, which stands before
+    /// all trace, and goes back. Later: what was read.
     pub fn find_pt_info(&mut self) -> Result<Option<&PtInfo>, Error> {
-        let back = (self.offset, self.records, self.samples);
-        while self.known.info.is_none() {
-            match self.next_record()? {
-                Next::Record(Record { body: Body::Aux(_) | Body::FinishedRound, .. }) => break,
-                Next::Record(_) => {}
-                _ => break,
+        if self.offset == self.data_offset {
+            let back = (self.records, self.samples);
+            while self.known.info.is_none() {
+                match self.next_in_file()? {
+                    Next::Record(Record { body: Body::Aux(_) | Body::FinishedRound, .. }) => break,
+                    Next::Record(_) => {}
+                    _ => break,
+                }
             }
+            (self.records, self.samples) = back;
+            self.offset = self.data_offset;
+            self.unpacker = Unpacker::default();
         }
-        (self.offset, self.records, self.samples) = back;
         Ok(self.known.info.as_ref())
     }
 
@@ -174,8 +181,50 @@ impl Reader {
         (!self.has_trace).then_some(Error::NoTrace { records, samples })
     }
 
-    /// The next record; the trace behind an AUXTRACE is skipped.
+    /// The next record, compressed ones included; the trace behind an AUXTRACE is skipped.
     pub fn next_record(&mut self) -> Result<Next, Error> {
+        loop {
+            if let Some(record) = self.next_unpacked()? {
+                return Ok(Next::Record(record));
+            }
+            match self.next_in_file()? {
+                Next::Record(Record { body: Body::Compressed, .. }) => {}
+                Next::End if self.sized && self.unpacker.has_rest() => {
+                    self.unpacker.give_up();
+                    return Ok(Next::Record(self.not_unpacked()));
+                }
+                next => return Ok(next),
+            }
+        }
+    }
+
+    fn next_unpacked(&mut self) -> Result<Option<Record>, Error> {
+        let (kind, misc) = match self.unpacker.next_record() {
+            Unpacked::Record { kind, misc } => (kind, misc),
+            Unpacked::Empty => return Ok(None),
+            Unpacked::Damaged => return Ok(Some(self.not_unpacked())),
+        };
+        let mut record = self.known.parse(&Raw { kind, misc, bytes: self.unpacker.record(), file_offset: 0 });
+        record.file_offset = self.unpacker.file_offset();
+        if let Body::Aux(chunk) = &mut record.body {
+            // Its offset is that in the record so far.
+            chunk.file_offset = self.unpacker.keep(chunk.file_offset as usize, chunk.len as usize)?;
+        }
+        self.count(kind);
+        Ok(Some(record))
+    }
+
+    fn not_unpacked(&self) -> Record {
+        Record { file_offset: self.unpacker.file_offset(), id: SampleId::default(), body: Body::Compressed }
+    }
+
+    fn count(&mut self, kind: u32) {
+        self.records += 1;
+        self.samples += u64::from(kind == record::SAMPLE);
+        self.has_trace |= matches!(kind, record::AUXTRACE_INFO | record::AUXTRACE);
+    }
+
+    fn next_in_file(&mut self) -> Result<Next, Error> {
         let offset = self.offset;
         if offset >= self.end {
             return Ok(match self.missing {
@@ -214,9 +263,11 @@ impl Reader {
             _ => {}
         }
         self.offset = next;
-        self.records += 1;
-        self.samples += u64::from(kind == record::SAMPLE);
-        self.has_trace |= matches!(kind, record::AUXTRACE_INFO | record::AUXTRACE);
+        if record.body == Body::Compressed {
+            self.unpacker.feed(kind, bytes.get(RECORD_HEADER_LEN..).unwrap_or_default(), offset);
+        } else {
+            self.count(kind);
+        }
         Ok(Next::Record(record))
     }
 
@@ -283,7 +334,7 @@ impl Reader {
 
     /// Reads the trace bytes at `file_offset`: as many as there are, at most `buffer.len()`.
     pub fn read_trace(&self, file_offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        read_into(&self.file, file_offset, buffer)
+        self.unpacker.read(file_offset, buffer).unwrap_or_else(|| read_into(&self.file, file_offset, buffer))
     }
 
     fn record_header(&mut self, offset: u64) -> Result<Option<(u32, u16, u16)>, Error> {

@@ -237,7 +237,7 @@ pub enum Body {
         hw_id: u64,
     },
     FinishedRound,
-    /// Records that could not be unpacked.
+    /// What follows in compressed records cannot be unpacked.
     Compressed,
     Sample,
     Other,
@@ -261,7 +261,7 @@ impl Body {
             }
             Self::AuxError => "the recorder notes an error of its trace",
             Self::ForeignTrace => "a trace that is not Intel PT's",
-            Self::Compressed => "compressed records are not read",
+            Self::Compressed => "compressed records that cannot be unpacked: they are not read from here on",
             Self::Malformed => "a record that is too short for its type",
             _ => return None,
         })

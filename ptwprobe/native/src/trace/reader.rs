@@ -15,7 +15,7 @@ use super::table::Table;
 use super::threads::Threads;
 use super::words::Words;
 use crate::clock::TimeConv;
-use crate::perfdata::{AuxChunk, Body, Error, Next, Reader, Record};
+use crate::perfdata::{AuxChunk, Body, Error, Joiner, Next, Reader, Record};
 
 /// What a round may hold before it is taken for finished: a hostile file may have one round only.
 const MAX_ROUND: usize = 1 << 19;
@@ -32,6 +32,7 @@ pub enum Mode {
 /// See the module.
 pub struct TraceReader {
     file: Reader,
+    joiner: Joiner,
     mode: Mode,
     table: Table,
     conv: Option<TimeConv>,
@@ -98,6 +99,7 @@ impl TraceReader {
     pub fn open(path: &Path, table: Table, mode: Mode) -> Result<Self, Error> {
         Ok(Self {
             file: Reader::open(path)?,
+            joiner: Joiner::default(),
             mode,
             table,
             conv: None,
@@ -236,6 +238,7 @@ impl TraceReader {
     }
 
     fn push_chunk(&mut self, chunk: AuxChunk) -> Option<&mut Stream> {
+        let chunk = self.joiner.join(&self.file, chunk);
         let streams = &mut self.streams;
         let index = *self.by_key.entry((chunk.idx, chunk.tid, chunk.cpu)).or_insert_with(|| {
             streams.push(Stream::new(chunk.tid, chunk.cpu));
