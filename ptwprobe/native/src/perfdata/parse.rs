@@ -268,3 +268,45 @@ fn sample_id(payload: &[u8], sample_type: u64) -> SampleId {
     }
     id
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn known(sample_type: u64) -> Known {
+        let mut known = Known::default();
+        for (id, kind) in [(1u64, 8), (2, event_type::TRACEPOINT)] {
+            let attr =
+                Attr { kind, sample_type, flags: super::super::layout::attr_flag::SAMPLE_ID_ALL, ..Attr::default() };
+            known.attrs.push(attr, &id.to_le_bytes());
+        }
+        known.info = Some(PtInfo { switches: SwitchSource::Tracepoint, per_cpu: true, ..PtInfo::default() });
+        known
+    }
+
+    fn parse(kind: u32, misc: u16, payload: &[u8], sample_type: u64) -> Record {
+        let bytes = [&[0; 8], payload].concat();
+        known(sample_type).parse(&Raw { kind, misc, bytes: &bytes, file_offset: 1000 })
+    }
+
+    #[test]
+    fn trace_in_a_sample_is_where_it_stands_in_the_file() {
+        let payload = [&7u64.to_le_bytes()[..], &3u64.to_le_bytes(), &4u64.to_le_bytes(), b"abcd"].concat();
+        let record = parse(record::SAMPLE, 0, &payload, sample::TIME | sample::CPU | sample::AUX);
+        let Body::Aux(chunk) = record.body else { panic!("{record:?}") };
+        assert_eq!((chunk.file_offset, chunk.len, chunk.cpu, chunk.tid), (1000 + 8 + 24, 4, Some(3), None));
+        assert_eq!((chunk.kind, record.id.ns), (ChunkKind::Sample, Some(7)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_record_panics(
+            kind in 0u32..90, misc: u16, sample_type in 0u64..1 << 25,
+            payload in prop::collection::vec(prop_oneof![Just(0u8), any::<u8>()], 0..200),
+        ) {
+            let record = parse(kind, misc, &payload, sample_type);
+            let _ = (record.runs(), record.body.problem());
+        }
+    }
+}
