@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 LINE = re.compile(
-    r"\s*(?P<comm>\S+)\s+(?P<tid>\d+)\s+(?P<sec>\d+)\.(?P<ns>\d{9}):\s+ptwrite:\s+IP: 1 payload: "
+    r"\s*(?P<comm>\S+)\s+(?P<tid>\d+)\s+(?:\[\d+\]\s+)?(?P<sec>\d+)\.(?P<ns>\d{9}):\s+ptwrite:\s+IP: 1 payload: "
     r"(?P<payload>0|0x[0-9a-f]+)\b.*?\s(?P<ip>[0-9a-f]+) (?:\[unknown\]|ptwprobe:)"
 )
 
