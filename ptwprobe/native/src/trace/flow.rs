@@ -10,7 +10,7 @@ use crate::flow::code::Stub;
 use crate::flow::context::{Context, Schedule};
 use crate::flow::{Batch, Config, Input, Pieces, Source, Walks, What};
 use crate::image::{Places, Timeline};
-use crate::perfdata::{AuxChunk, Body, Error, Next, PtConfig, PtInfo, Reader};
+use crate::perfdata::{AuxChunk, Body, Error, Joiner, Next, PtConfig, PtInfo, Reader};
 use crate::pt::TimeConfig;
 
 /// Chunks of trace that are looked at.
@@ -186,6 +186,7 @@ type Streams = Vec<(StreamId, Vec<AuxChunk>)>;
 /// The chunks of each stream, in the order of the file, and where it is cut.
 fn chunks(reader: &mut Reader, conv: &mut Option<TimeConv>) -> Result<(Streams, Option<(u64, u64)>), Error> {
     let mut streams: Streams = Vec::new();
+    let mut joiner = Joiner::default();
     let mut by_id = HashMap::new();
     let mut count = 0;
     let mut push = |chunk: AuxChunk| {
@@ -204,17 +205,17 @@ fn chunks(reader: &mut Reader, conv: &mut Option<TimeConv>) -> Result<(Streams, 
     loop {
         let more = match reader.next_record()? {
             Next::Record(record) => match record.body {
-                Body::Aux(chunk) => push(chunk),
+                Body::Aux(chunk) => push(joiner.join(reader, chunk)),
                 Body::Time(found) => {
                     *conv = Some(found);
                     true
                 }
                 _ => true,
             },
-            Next::BadChunk { chunk, .. } => push(chunk),
+            Next::BadChunk { chunk, .. } => push(joiner.join(reader, chunk)),
             Next::NoRecord { .. } => true,
             Next::CutChunk { chunk, missing, .. } => {
-                push(chunk);
+                push(joiner.join(reader, chunk));
                 cut = Some((chunk.file_offset.saturating_add(chunk.len), missing));
                 false
             }
