@@ -16,8 +16,10 @@ from tests.bench.table import Result, Row, Verdict
 from tests.peers import Peer
 from tests.peers.bpftrace import Bpftrace
 from tests.peers.frida import Frida
+from tests.peers.ipt import Ipt
 from tests.peers.lttng import PROGRAM as LTTNG_PROGRAM
 from tests.peers.lttng import Lttng
+from tests.peers.perfpt import PerfPt
 from tests.peers.uprobe import ClassicUprobe
 from tests.progs.build import build
 
@@ -115,7 +117,9 @@ def test_speeds_are_compared_run_by_run() -> None:
     for who, seconds in ((decode.ONE, (1.0, 2.0, 1.0)), (decode.BLOCKS, (6.0, 12.0, 5.5)), (decode.PERF, (7.0,) * 3)):
         for each in seconds:
             turns.add("full", who, each)
-    told = {verdict.text: verdict.ok for verdict in decode.verdicts(turns)}
+    rows, verdicts = decode.ratios(turns)
+    assert [row.runs for row in rows] == [(6.0, 6.0, 5.5), (7.0, 3.5, 7.0)]
+    told = {verdict.text: verdict.ok for verdict in verdicts}
     assert told == {
         "ptwprobe is 6.00 times as fast as libipt/blocks on full; bound 5": True,
         "ptwprobe is 7.00 times as fast as perf/b on full; bound 8": False,
@@ -126,3 +130,15 @@ def test_speeds_are_compared_run_by_run() -> None:
 def test_steal_time_is_a_share_of_all_time() -> None:
     assert decode.share((10, 1000), (60, 2000)) == 0.05
     assert decode.share((10, 1000), (10, 1000)) == 0
+
+
+@pytest.mark.needs("cargo")
+def test_decoders_that_are_compared_find_the_same_branches() -> None:
+    result = decode.run(1, decode.QUICK)
+    assert all(verdict.ok for verdict in result.verdicts), result.verdicts
+    here = {decode.ONE}
+    here |= set() if Ipt.missing() else {decode.INSNS}
+    here |= set() if PerfPt.missing() else {decode.PERF}
+    agreed = [verdict.text for verdict in result.verdicts if "taken branches" in verdict.text]
+    assert len(agreed) == len(here) * len(decode.WORKLOADS)
+    assert {"steal time", "peak memory, 2 MB"} <= {row.case for row in result.rows}

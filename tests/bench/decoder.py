@@ -1,6 +1,7 @@
 """ptwprobe's decoder as a participant of the benches, and the one place here that knows how it is called.
 
-Its speed and memory are measured in a process of its own: peak memory is a property of a process.
+Its speed and memory are measured in a process of its own: peak memory is a property of a process. It is given the
+perf.data alone, as perf is, and only counts, as the peers do.
 """
 
 from __future__ import annotations
@@ -11,37 +12,35 @@ import subprocess
 import sys
 import time
 from array import array
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import ptwprobe
 from ptwprobe import _native
 from tests.bench.traces import Trace
 from tests.peers.flow import Branches, Hit, Lists
 
 NAME = "ptwprobe"
 
-COMPLETE = False
-"""Whether it takes a number of threads, reads perf.data by itself, and reads values without a walk."""
-
 
 @dataclass(frozen=True)
 class Ours:
-    """One reading of a whole trace. ``cpu_s`` is of all threads together."""
+    """One reading of a whole trace. ``cpu_s`` is of all threads together.
+
+    ``hits``: PTWRITEs; without a walk, hits made of them: a header and its arguments.
+    """
 
     branches: int
     hits: int
+    errors: int
     wall_s: float
     cpu_s: float
     peak_kb: int
 
 
-def missing() -> str:
-    return ""
-
-
-def ours(trace: Trace, jobs: int, *, walk: bool = True, timeout_s: float = 600) -> Ours:
-    """``jobs`` threads; ``walk``: with control flow, else the values only."""
-    command = [sys.executable, "-m", __name__, str(trace.made.folder), str(jobs), str(int(walk))]
+def ours(perf_data: Path, jobs: int, *, walk: bool = True, timeout_s: float = 600) -> Ours:
+    """``jobs`` threads; ``walk``: with control flow, else the values only, which one thread reads."""
+    command = [sys.executable, "-m", __name__, str(perf_data), str(jobs), str(int(walk))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
     if done.returncode:
         raise RuntimeError(f"{NAME}: exit status {done.returncode}: {done.stderr}")
@@ -50,41 +49,33 @@ def ours(trace: Trace, jobs: int, *, walk: bool = True, timeout_s: float = 600) 
 
 def lists(trace: Trace) -> Lists:
     """All of it."""
-    records, marks = _walk(trace)
-    words = array("Q", records)
-    hits = [Hit(mark[0], int(mark[4]), mark[5] or 0, mark[1]) for mark in marks if mark[3] == "word"]
+    reader = _native.FlowReader(trace.perf_data)
+    words, hits = array("Q"), list[Hit]()
+    while (batch := reader.next_batch(0)) is not None:
+        records, _, marks = batch
+        before = len(words) // 3
+        hits += [Hit(before + at, int(value), ip or 0, tsc) for at, tsc, _, kind, value, ip in marks if kind == "word"]
+        words.frombytes(records)
     return Lists(Branches(words[0::3], words[1::3], words[2::3]), hits)
 
 
-_Marks = list[tuple[int, int, int, str, str, "int | None"]]
-
-
-def _walk(trace: Trace) -> tuple[bytes, _Marks]:
-    regions = []
-    for image in trace.images:
-        with image.path.open("rb") as file:
-            file.seek(image.file_offset)
-            regions.append((image.addr, file.read(image.size)))
-    return _native.walk(trace.aux.read_bytes(), regions, trace.stubs)
-
-
-def _counts(trace: Trace, jobs: int, walk: bool) -> tuple[int, int]:
-    """Branches and hits."""
-    if jobs != 1 or not walk:
-        raise NotImplementedError
-    # All branches come into Python for it, which the peers, who only count, need not do.
-    records, marks = _walk(trace)
-    return len(records) // 24, sum(mark[3] == "word" for mark in marks)
+def _counts(perf_data: Path, jobs: int, walk: bool) -> tuple[int, int, int]:
+    """Branches, hits, errors."""
+    if walk:
+        counts = _native.FlowReader(perf_data, jobs=jobs).count()
+        return counts["branches"], counts["words"], counts["errors"] + counts["losses"]
+    totals = ptwprobe.open(perf_data).totals()
+    return 0, totals.hits, totals.stray
 
 
 def _main() -> None:
-    trace, jobs, walk = Trace.read(Path(sys.argv[1])), int(sys.argv[2]), bool(int(sys.argv[3]))
+    perf_data, jobs, walk = Path(sys.argv[1]), int(sys.argv[2]), bool(int(sys.argv[3]))
     before, begun = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
-    branches, hits = _counts(trace, jobs, walk)
+    branches, hits, errors = _counts(perf_data, jobs, walk)
     wall_s, after = time.monotonic() - begun, resource.getrusage(resource.RUSAGE_SELF)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    counts = {"branches": branches, "hits": hits}
-    print(json.dumps({**counts, "wall_s": wall_s, "cpu_s": cpu_s, "peak_kb": _peak_kb()}))
+    told = Ours(branches, hits, errors, wall_s, cpu_s, _peak_kb())
+    print(json.dumps(asdict(told)))
 
 
 def _peak_kb() -> int:

@@ -58,7 +58,7 @@ def compare(folder: Path, case: str, trace: Trace, words: int, result: Result) -
     true_values = Counter(hit.value for hit in truth.hits)
     stubs = [stub[:2] for stub in trace.stubs]
     true_pairs = truth.branches.pairs(stubs)
-    for who, why in (("perf", PerfPt.missing()), ("libipt", Ipt.missing()), (decoder.NAME, decoder.missing())):
+    for who, why in (("perf", PerfPt.missing()), ("libipt", Ipt.missing()), (decoder.NAME, "")):
         if why:
             if f"{who}: {why}" not in result.notes:
                 result.notes.append(f"{who}: {why}")

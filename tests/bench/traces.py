@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +37,11 @@ class Trace:
         """PTWRITEs."""
         return int(self.made.truth["streams"][0]["hits"])
 
+    @property
+    def words(self) -> int:
+        """PTWRITEs of one hit of a probe."""
+        return int(self.made.truth["words"])
+
     @cached_property
     def images(self) -> list[Image]:
         """The code that files have."""
@@ -51,10 +55,6 @@ class Trace:
 
     def truth(self) -> Lists:
         return Lists.read(self.made.folder / "branches.bin", self.made.folder / "hits.bin")
-
-    @classmethod
-    def read(cls, folder: Path) -> Trace:
-        return cls(ptgen.Made(folder, json.loads((folder / "truth.json").read_text())))
 
 
 def generate(folder: Path, preset: str, megabytes: int, *flags: str, **options: object) -> Trace:
