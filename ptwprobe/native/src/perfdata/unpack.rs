@@ -286,10 +286,13 @@ mod tests {
                 packed[at] ^= byte;
             }
             let mut unpacker = Unpacker::default();
+            let mut count = 0;
             for part in packed.chunks(100) {
                 unpacker.feed(record::COMPRESSED, part, 0);
-                prop_assert!(kinds(&mut unpacker).len() <= 10);
+                count += kinds(&mut unpacker).len() as u64;
             }
+            // A flipped byte may make many small records of one: only the output is bounded.
+            prop_assert!(8 * count <= FREE_LEN + MAX_RATIO * packed.len() as u64);
         }
     }
 }
