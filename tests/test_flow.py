@@ -330,6 +330,23 @@ def test_a_patched_site_whose_stub_cannot_be_read_goes_on_behind_it(assemble: As
     assert [value for _, value, _ in walked.words] == [1, 2, 3]
 
 
+def test_a_hit_is_at_its_site_where_that_is_known(assemble: Assemble) -> None:
+    p = assemble(SITE)
+    stub = (STUB, STUB + 32, p.site, p.on)
+    packets = psb_plus(p.f) + tnt("TN") + HIT + fup(STUB + 7) + pgd()
+    before = [(p.again, p.f, "cond"), (p.again + 2, p.site, "jump"), (STUB + 7, 0, "interrupt")]
+    after = [(0, STUB + 7, "start"), (p.last, p.f, "cond")]
+    walked = walk(packets + pge(STUB + 7) + tnt("T"), p, stubs=[stub])
+    assert walked.branches == before + after
+    assert walked.words == [(2, 1, STUB + 4), (2, 2, STUB + 10)]
+    assert not walked.errors + walked.soft
+    # The trace begins, or goes on after a loss, inside the stub.
+    for begin in (psb_plus(STUB + 7), psb_plus() + pge(STUB + 7), psb_plus(p.f) + OVF + fup(STUB + 7)):
+        walked = walk(begin + ptw(2, STUB + 10) + tnt("T"), p, stubs=[stub])
+        assert walked.branches[-1] == (p.last, p.f, "cond")
+        assert not walked.soft
+
+
 @pytest.mark.parametrize("where", [0, 4, 7])
 def test_an_interrupt_in_a_stub_that_cannot_be_read_loses_nothing(assemble: Assemble, where: int) -> None:
     p = assemble(SITE)

@@ -57,6 +57,13 @@ impl Block {
     pub fn after(&self) -> u64 {
         self.branch.wrapping_add(self.branch_len.into())
     }
+
+    /// Whether it may be one without any instruction: where it begins the code is not known.
+    #[inline]
+    #[must_use]
+    pub fn is_nowhere(&self) -> bool {
+        self.branch_len == 0
+    }
 }
 
 /// What else is known of a block: its address, and where its instructions begin.

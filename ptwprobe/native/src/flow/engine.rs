@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::context::{Schedule, Spaces};
 use super::pieces::OwnedPiece;
 use super::sink::{Batch, BranchKind, Finding, Mark, What};
+use super::suspended::Suspended;
 use super::walk::{Led, Outcomes, State, Walk};
 use crate::pt::{find_psb, BadReason, Block, Clock, Decoder, IpField, Kind, LastIp, Packet, TimeConfig};
 
@@ -29,6 +30,17 @@ enum Waiting {
     Overflow,
 }
 
+/// How far [`Engine::run`] came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The batch is full.
+    More,
+    /// [`Engine::resolve`] has to tell what was suspended before the piece.
+    Waits,
+    /// To the end of the piece.
+    Done,
+}
+
 /// Walks pieces, one after the other. What is known of the code stays from one to the next.
 pub struct Engine<S> {
     config: Config,
@@ -39,6 +51,8 @@ pub struct Engine<S> {
     next_context: u64,
     piece: OwnedPiece,
     pos: usize,
+    /// `pos`, while the walk waits.
+    halted: Option<usize>,
     block: Block,
     last_ip: LastIp,
     waiting: Waiting,
@@ -62,6 +76,7 @@ impl<S: Spaces> Engine<S> {
             next_context: 0,
             piece: OwnedPiece::default(),
             pos: 0,
+            halted: None,
             block: Block::None,
             last_ip: LastIp::default(),
             waiting: Waiting::Nothing,
@@ -80,6 +95,7 @@ impl<S: Spaces> Engine<S> {
         self.schedule = Arc::clone(schedule);
         self.clock = Clock::new(self.config.time, piece.tsc);
         self.pos = 0;
+        self.halted = None;
         self.block = Block::None;
         self.last_ip = LastIp::default();
         self.waiting = Waiting::Nothing;
@@ -99,8 +115,23 @@ impl<S: Spaces> Engine<S> {
         &self.piece
     }
 
-    /// Walks on until `out` is full, or to the end of the piece: then it is true.
-    pub fn run(&mut self, out: &mut Batch) -> bool {
+    /// What is suspended, once the piece is done; whether that is all, or only what this piece knows of.
+    pub fn suspended(&mut self) -> (Suspended, bool) {
+        self.walk.suspended()
+    }
+
+    /// `earlier`: what was suspended before the piece. Only when the engine waits for it, so that what comes out does
+    /// not depend on when it is known.
+    pub fn resolve(&mut self, earlier: &Suspended) {
+        self.walk.resolve(earlier);
+    }
+
+    /// Walks on until `out` is full, or to the end of the piece.
+    pub fn run(&mut self, out: &mut Batch) -> Progress {
+        if let Some(pos) = self.halted.filter(|_| !self.walk.waits()) {
+            self.pos = pos;
+            self.halted = None;
+        }
         if self.pos == 0 {
             out.skipped(&self.piece.skipped);
         }
@@ -108,8 +139,11 @@ impl<S: Spaces> Engine<S> {
         while !out.is_full() {
             self.walk.bound_memory();
             let Some(&first) = self.piece.bytes.get(self.pos) else {
+                if self.halted.is_some() {
+                    return Progress::Waits;
+                }
                 self.finish(out);
-                return true;
+                return Progress::Done;
             };
             // Most of a trace are short TNT packets, and packets with an address.
             if first & 1 == 0 && first > 2 && self.block == Block::None {
@@ -132,7 +166,16 @@ impl<S: Spaces> Engine<S> {
                 self.packet(out);
             }
         }
-        false
+        Progress::More
+    }
+
+    /// The program comes back to `ip`, where an interrupt may have left the walk.
+    fn come_back(&mut self, ip: u64) {
+        self.walk.come_back(ip);
+        if self.walk.waits() {
+            // No packet is there, so that the loop over them need not ask.
+            self.halted = Some(std::mem::replace(&mut self.pos, usize::MAX));
+        }
     }
 
     /// Takes the packet at `pos` if it is one with an address and not near the end.
@@ -323,7 +366,7 @@ impl<S: Spaces> Engine<S> {
     fn set_context(&mut self, tsc: u64) {
         let (context, next) = self.schedule.during(tsc);
         self.next_context = next;
-        self.walk.set_space(context.space);
+        self.walk.set_context(context.space, context.tid);
     }
 
     fn tnt(&mut self, mut outcomes: Outcomes, out: &mut Batch) {
@@ -367,6 +410,7 @@ impl<S: Spaces> Engine<S> {
             self.ahead -= 1;
             return;
         }
+        let in_kernel = self.last_ip.0 >> 63 == 1;
         let ip = self.last_ip.update(field);
         if let Some((from, kind)) = self.from.take() {
             return self.walk.interrupt(from, ip, kind, out);
@@ -377,6 +421,7 @@ impl<S: Spaces> Engine<S> {
                     self.find(finding, offset, out);
                 }
             }
+            (State::Lost, Some(ip)) if in_kernel => self.come_back(ip),
             (State::Lost, Some(ip)) => self.walk.enter(ip),
             (State::Lost, None) => {}
             (State::Off, ip) => {
@@ -397,7 +442,7 @@ impl<S: Spaces> Engine<S> {
         match ip {
             Some(ip) => {
                 out.push(0, ip, BranchKind::TraceStart);
-                self.walk.enter(ip);
+                self.come_back(ip);
             }
             None => self.walk.lose(),
         }
@@ -463,6 +508,7 @@ impl<S: Spaces> Engine<S> {
                     self.find(finding, offset, out);
                 }
             }
+            State::At => self.walk.go_to_site(ip, out),
             State::Lost if self.walk.knows(ip) => {
                 self.walk.enter(ip);
                 // Behind the instruction, where it has run.

@@ -13,13 +13,15 @@ mod pieces;
 mod pool;
 mod returns;
 mod sink;
+mod suspended;
 mod walk;
 
 use std::sync::Arc;
 
 use context::{Schedule, Spaces};
+use suspended::Suspended;
 
-pub use engine::{Config, Engine};
+pub use engine::{Config, Engine, Progress};
 pub use pieces::{OwnedPiece, Pieces, Skipped, Source};
 pub use pool::{Input, Walks};
 pub use sink::{Batch, Branch, BranchKind, Finding, Mark, What};
@@ -34,14 +36,22 @@ pub fn walk_stream<R: Source>(
 ) {
     let mut engine = Engine::new(config, spaces);
     let mut batch = Batch::default();
+    let mut suspended = Suspended::default();
     while let Some(piece) = pieces.next_piece(|ip, tsc| knows(spaces, schedule, ip, tsc)) {
         engine.start(piece, schedule);
-        while !engine.run(&mut batch) {
+        loop {
+            let progress = engine.run(&mut batch);
+            if progress == Progress::Waits {
+                engine.resolve(&suspended);
+                continue;
+            }
             each(&batch);
             batch.clear();
+            if progress == Progress::Done {
+                break;
+            }
         }
-        each(&batch);
-        batch.clear();
+        suspended = suspended.after(engine.suspended());
     }
     batch.skipped(pieces.skipped());
     each(&batch);

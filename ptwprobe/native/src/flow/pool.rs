@@ -8,10 +8,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::context::{Schedule, Spaces};
-use super::engine::{Config, Engine};
+use super::engine::{Config, Engine, Progress};
 use super::knows;
 use super::pieces::{OwnedPiece, Pieces, Source};
 use super::sink::Batch;
+use super::suspended::Suspended;
 
 /// Batches of a piece that wait to be taken.
 const MAX_WAITING: usize = 8;
@@ -57,6 +58,8 @@ struct Stream<R, S> {
     ended: bool,
     /// The number of the piece in front.
     first: u64,
+    /// Before that piece.
+    suspended: Suspended,
     pieces: VecDeque<Slot<S>>,
 }
 
@@ -65,7 +68,41 @@ struct Slot<S> {
     batches: VecDeque<Batch>,
     /// While nobody works at it.
     engine: Option<Box<Engine<S>>>,
+    /// Until it is told what was suspended before it.
+    waits: bool,
+    /// What it left suspended, and whether that is all.
+    left: Option<(Suspended, bool)>,
     done: bool,
+}
+
+impl<R, S: Spaces> Stream<R, S> {
+    /// Takes the pieces off whose results are taken.
+    fn advance(&mut self) {
+        while self.pieces.front().is_some_and(|slot| slot.done && slot.batches.is_empty()) {
+            if let Some(left) = self.pieces.pop_front().and_then(|slot| slot.left) {
+                self.suspended = self.suspended.after(left);
+            }
+            self.first += 1;
+        }
+    }
+
+    /// Tells the first piece that is not done what was suspended before it, if it waits for that.
+    fn resolve(&mut self) {
+        let Some(at) = self.pieces.iter().position(|slot| !slot.done) else { return };
+        if !self.pieces.get(at).is_some_and(|slot| slot.waits) {
+            return;
+        }
+        let mut suspended = self.suspended.clone();
+        for left in self.pieces.iter().take(at).filter_map(|slot| slot.left.as_ref()) {
+            suspended = suspended.after(left.clone());
+        }
+        if let Some(slot) = self.pieces.get_mut(at) {
+            if let Some(engine) = &mut slot.engine {
+                engine.resolve(&suspended);
+                slot.waits = false;
+            }
+        }
+    }
 }
 
 enum Task<R, S> {
@@ -78,7 +115,13 @@ impl<R: Source + Send + 'static, S: Spaces + Clone + 'static> Walks<R, S> {
     pub fn new(config: Config, spaces: S, inputs: Vec<Input<R>>, jobs: usize) -> Self {
         let streams: Vec<_> = inputs
             .into_iter()
-            .map(|input| Stream { input: Some(input), ended: false, first: 0, pieces: VecDeque::new() })
+            .map(|input| Stream {
+                input: Some(input),
+                ended: false,
+                first: 0,
+                suspended: Suspended::default(),
+                pieces: VecDeque::new(),
+            })
             .collect();
         let threads = if jobs > 1 { jobs } else { 0 };
         let depth = 1 + 2 * threads / streams.len().max(1);
@@ -107,10 +150,7 @@ impl<R: Source + Send + 'static, S: Spaces + Clone + 'static> Walks<R, S> {
         loop {
             let (front, ended) = {
                 let stream = state.streams.get_mut(stream)?;
-                while stream.pieces.front().is_some_and(|slot| slot.done && slot.batches.is_empty()) {
-                    stream.pieces.pop_front();
-                    stream.first += 1;
-                }
+                stream.advance();
                 (stream.pieces.front_mut().and_then(|slot| slot.batches.pop_front()), stream.ended)
             };
             if let Some(batch) = front {
@@ -180,9 +220,9 @@ impl<R: Source, S: Spaces + Clone> Shared<R, S> {
                 state
             }
             Task::Walk { stream, piece, mut engine, mut batch } => {
-                let done = engine.run(&mut batch);
+                let progress = engine.run(&mut batch);
                 let mut state = self.lock();
-                state.walked(stream, piece, engine, batch, done);
+                state.walked(stream, piece, engine, batch, progress);
                 state
             }
         }
@@ -222,7 +262,7 @@ impl<R: Source, S: Spaces + Clone> State<R, S> {
             return Some(Task::Cut { stream: index, input: stream.input.take()? });
         }
         let slot = stream.pieces.get_mut(distance)?;
-        if slot.batches.len() >= MAX_WAITING {
+        if slot.waits || slot.batches.len() >= MAX_WAITING {
             return None;
         }
         let engine = slot.engine.take()?;
@@ -240,10 +280,10 @@ impl<R: Source, S: Spaces + Clone> State<R, S> {
         stream.ended = engine.is_none();
         stream.input = Some(input);
         let batches = if stream.ended && !rest.is_empty() { VecDeque::from([rest]) } else { VecDeque::new() };
-        stream.pieces.push_back(Slot { batches, done: stream.ended, engine });
+        stream.pieces.push_back(Slot { batches, engine, waits: false, left: None, done: stream.ended });
     }
 
-    fn walked(&mut self, index: usize, piece: u64, engine: Box<Engine<S>>, batch: Batch, done: bool) {
+    fn walked(&mut self, index: usize, piece: u64, mut engine: Box<Engine<S>>, batch: Batch, progress: Progress) {
         let Some(stream) = self.streams.get_mut(index) else { return };
         // A piece stays in its place until it is done.
         let at = usize::try_from(piece.wrapping_sub(stream.first)).unwrap_or(usize::MAX);
@@ -254,12 +294,15 @@ impl<R: Source, S: Spaces + Clone> State<R, S> {
         } else {
             slot.batches.push_back(batch);
         }
-        slot.done = done;
-        if done {
+        if progress == Progress::Done {
+            slot.done = true;
+            slot.left = Some(engine.suspended());
             self.engines.push(engine);
         } else {
+            slot.waits = progress == Progress::Waits;
             slot.engine = Some(engine);
         }
+        stream.resolve();
     }
 }
 
@@ -269,7 +312,7 @@ mod tests {
     use crate::flow::context::Context;
     use crate::flow::sink::{Branch, Mark};
     use crate::image::FlatCode;
-    use crate::pt::{encode, encode_fup, encode_psb, Kind, LastIp};
+    use crate::pt::{encode, encode_fup, encode_psb, IpField, Kind, LastIp};
 
     /// `top: dec eax; jnz top; jmp top`, and streams that go round in it, with damage here and there.
     fn stream(seed: u64, len: usize) -> Vec<u8> {
@@ -322,6 +365,48 @@ mod tests {
         let streams: Vec<_> = (1..4).map(|seed| stream(seed, 400_000 * seed as usize)).collect();
         let alone = walked(&streams, 1);
         assert!(alone.iter().all(|(branches, marks)| branches.len() > 100_000 && !marks.is_empty()));
+        for jobs in [2, 3, 8] {
+            assert!(walked(&streams, jobs) == alone, "{jobs} jobs");
+        }
+    }
+
+    /// The loop is interrupted in a stub that cannot be read, and runs as a handler for a long time.
+    fn interrupted_stream(rounds: usize) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut last_ip = LastIp::default();
+        let tnt = Kind::Tnt { bits: 0x3e, count: 6, long: false };
+        let psb = |out: &mut Vec<u8>, last_ip: &mut LastIp| {
+            encode_psb(out, last_ip);
+            encode_fup(out, last_ip, 0x1000);
+            encode(out, Kind::PsbEnd);
+        };
+        psb(&mut out, &mut last_ip);
+        for round in 0..rounds {
+            let stub = 0x9000 + round as u64 % 3;
+            encode_fup(&mut out, &mut last_ip, stub);
+            encode(&mut out, Kind::TipPgd(IpField { bytes: 0, value: 0 }));
+            encode(&mut out, Kind::TipPge(IpField { bytes: 6, value: 0x1000 }));
+            last_ip.0 = 0x1000;
+            for _ in 0..40 {
+                psb(&mut out, &mut last_ip);
+                out.extend(std::iter::repeat_n(0xf6, 10_000 * (round % 3) + 7));
+            }
+            encode_fup(&mut out, &mut last_ip, 0x1002);
+            encode(&mut out, Kind::TipPgd(IpField { bytes: 0, value: 0 }));
+            encode(&mut out, Kind::TipPge(IpField { bytes: 6, value: stub }));
+            last_ip.0 = stub;
+            encode(&mut out, tnt);
+        }
+        out
+    }
+
+    #[test]
+    fn flow_goes_on_behind_a_stub_that_an_earlier_piece_was_interrupted_in() {
+        let streams = [interrupted_stream(12), interrupted_stream(5)];
+        let alone = walked(&streams, 1);
+        for (branches, marks) in &alone {
+            assert!(branches.len() > 100_000 && marks.is_empty(), "{marks:?}");
+        }
         for jobs in [2, 3, 8] {
             assert!(walked(&streams, jobs) == alone, "{jobs} jobs");
         }

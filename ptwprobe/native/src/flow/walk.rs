@@ -5,15 +5,13 @@ use super::cache::Cache;
 use super::context::Spaces;
 use super::returns::Returns;
 use super::sink::{Batch, BranchKind, Finding};
+use super::suspended::{At, Suspended};
 
 /// Direct jumps in a row, without a packet: more lead round in circles, or the code is made to waste time.
 const MAX_DIRECT: u32 = 1 << 12;
 
 /// Caches of spaces and widths that are kept.
 const MAX_CACHES: usize = 8;
-
-/// Places inside unknown code at which interrupts came, and where the walk was then.
-const MAX_SUSPENDED: usize = 16;
 
 /// Addresses of which it is kept whether there is code.
 const ASKED: usize = 256;
@@ -49,6 +47,7 @@ pub struct Walk<S> {
     spaces: S,
     compressed_returns: bool,
     space: u32,
+    tid: Option<u32>,
     bits: u32,
     caches: Vec<((u32, u32), Cache)>,
     cache: Cache,
@@ -59,7 +58,11 @@ pub struct Walk<S> {
     /// The next instruction, where it is not the first of the block.
     pos: Option<u64>,
     returns: Returns,
-    suspended: Vec<(u64, u64)>,
+    suspended: Suspended,
+    /// What was suspended before the piece began is among it.
+    has_earlier: bool,
+    /// The program goes on in code that nothing is known of: what was suspended before the piece would tell where.
+    unresolved: Option<At>,
     /// (address, space, whether there is code), asked last.
     asked: [(u64, u32, bool); ASKED],
 }
@@ -70,6 +73,7 @@ impl<S: Spaces> Walk<S> {
             spaces,
             compressed_returns,
             space: 0,
+            tid: None,
             bits: 64,
             caches: Vec::new(),
             cache: Cache::new(64),
@@ -78,7 +82,9 @@ impl<S: Spaces> Walk<S> {
             cur: NONE,
             pos: None,
             returns: Returns::default(),
-            suspended: Vec::new(),
+            suspended: Suspended::default(),
+            has_earlier: false,
+            unresolved: None,
             asked: [(0, u32::MAX, false); ASKED],
         }
     }
@@ -90,6 +96,8 @@ impl<S: Spaces> Walk<S> {
         self.pos = None;
         self.returns.clear();
         self.suspended.clear();
+        self.has_earlier = false;
+        self.unresolved = None;
         self.bits = 64;
     }
 
@@ -98,8 +106,9 @@ impl<S: Spaces> Walk<S> {
     }
 
     /// From the next address that a packet tells on.
-    pub fn set_space(&mut self, space: u32) {
+    pub fn set_context(&mut self, space: u32, tid: Option<u32>) {
         self.space = space;
+        self.tid = tid;
     }
 
     /// Width of the code from the next address that a packet tells on.
@@ -130,12 +139,48 @@ impl<S: Spaces> Walk<S> {
         self.pos = None;
     }
 
-    fn suspend(&mut self, ip: u64, at: u64) {
-        self.suspended.retain(|&(other, _)| other != ip);
-        if self.suspended.len() >= MAX_SUSPENDED {
-            self.suspended.remove(0);
+    fn suspend(&mut self, ip: u64, reached: u64) {
+        // No probe's stub is in the kernel.
+        if ip >> 63 == 0 {
+            self.suspended.push(At { ip, space: self.key.0, tid: self.tid }, reached);
         }
-        self.suspended.push((ip, at));
+    }
+
+    /// What is suspended now; whether that is all, or only what this piece knows of.
+    pub fn suspended(&mut self) -> (Suspended, bool) {
+        (std::mem::take(&mut self.suspended), self.has_earlier)
+    }
+
+    /// Whether the walk cannot go on before it is told what was suspended before the piece.
+    pub fn waits(&self) -> bool {
+        self.unresolved.is_some()
+    }
+
+    /// What was suspended before the piece.
+    pub fn resolve(&mut self, earlier: &Suspended) {
+        self.suspended.follow(earlier);
+        self.has_earlier = true;
+        if let Some(at) = self.unresolved.take() {
+            self.resume(at);
+        }
+    }
+
+    /// Tracing goes on at `ip`, or the kernel gives control back there. In code that nothing is known of the walk goes
+    /// on where it was when it was interrupted there.
+    pub fn come_back(&mut self, ip: u64) {
+        self.enter(ip);
+        if self.cache.block(self.cur).is_nowhere() && ip >> 63 == 0 && !self.knows(ip) {
+            self.resume(At { ip, space: self.key.0, tid: self.tid });
+        }
+    }
+
+    #[cold]
+    fn resume(&mut self, at: At) {
+        match self.suspended.take(at) {
+            Some(reached) => self.cur = self.cache.at(reached, self.spaces.space(self.key.0)),
+            None if !self.has_earlier => self.unresolved = Some(at),
+            None => {}
+        }
     }
 
     /// The address that the walk has reached.
@@ -158,7 +203,7 @@ impl<S: Spaces> Walk<S> {
     /// The walk is at `ip`, as a packet says.
     #[inline(always)]
     fn arrive(&mut self, ip: u64) {
-        let same = self.key == (self.space, self.bits) && self.suspended.is_empty();
+        let same = self.key == (self.space, self.bits);
         match self.cache.recent(ip).filter(|_| same) {
             Some(index) => {
                 self.cur = index;
@@ -169,18 +214,11 @@ impl<S: Spaces> Walk<S> {
         }
     }
 
-    /// The walk is at `ip`, as a packet says. In code that nothing is known of it goes on where it was when it was
-    /// interrupted there.
+    /// The walk is at `ip`, as a packet says.
     pub fn enter(&mut self, ip: u64) {
         // Until it is found: the cache may be another one.
         self.state = State::Lost;
         self.pos = None;
-        let mut ip = ip;
-        if !self.suspended.is_empty() && !self.knows(ip) {
-            if let Some(at) = self.suspended.iter().position(|&(interrupted, _)| interrupted == ip) {
-                ip = self.suspended.remove(at).1;
-            }
-        }
         self.select();
         self.cur = self.cache.at(ip, self.spaces.space(self.key.0));
         self.state = State::At;
@@ -378,7 +416,7 @@ impl<S: Spaces> Walk<S> {
                     Term::Syscall | Term::FarReturn | Term::FarOther => {
                         out.push(block.branch, ip.unwrap_or(0), branch_kind(block.term));
                         match ip {
-                            Some(ip) => self.enter(ip),
+                            Some(ip) => self.come_back(ip),
                             None => self.lose(),
                         }
                         return Ok(());
@@ -445,6 +483,14 @@ impl<S: Spaces> Walk<S> {
         }
         self.pos = Some(if executed { next } else { ip });
         Ok(())
+    }
+
+    /// `ip` is in code that nothing is known of: goes on to the site of the stub there, where a session tells it.
+    pub fn go_to_site(&mut self, ip: u64, out: &mut Batch) {
+        if let Some(stub) = self.spaces.space(self.key.0).stub(ip) {
+            // Where nothing leads there, nothing moves, and nothing is lost.
+            let _ = self.go_to(stub.site, false, out);
+        }
     }
 
     /// Tracing ends with a branch of the program, a TIP.PGD without a FUP: to `ip` where it says so.
