@@ -20,8 +20,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    # Started by nohup the tests ignore SIGHUP, and so would what they start: a recorder then does not end at one.
+    # Started by nohup, or in the background of a shell's script, the tests ignore these, and so would what they start:
+    # a recorder then does not end at one.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
