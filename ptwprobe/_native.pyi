@@ -561,7 +561,8 @@ class Tracer:
         An argument is a number, (index of an earlier call, addend to its result), or (-1, offset in ``scratch``),
         whose bytes are in the target's memory meanwhile. ``keep``: (index of a call, offset, length) of mappings
         that are ours from then on, as if ``set_mapped`` had told of them, until it is called. Results are as the
-        kernel gives them: -errno for a failure.
+        kernel gives them: -errno for a failure; -EBUSY and -ESRCH for a call that was not made, since the thread did
+        not come to a stand for it or has ended.
         """
 
     def ask(self, pid: int) -> tuple[int, int, bool]:

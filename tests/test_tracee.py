@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -18,6 +19,7 @@ from ptwprobe._native import NativeError, Tracer
 from tests.targets import Target
 
 SYS_GETPID = 39
+SYS_GETRANDOM = 318
 Start = Callable[..., Target]
 Change = tuple[int, bytes, bytes, int, list[tuple[int, int]]]
 Programs = Callable[..., Path]
@@ -241,6 +243,19 @@ def test_a_vfork_parent_is_busy_and_unharmed(start: Start, progs: Programs, trac
         tracer.threads(target.pid)
     assert kind_of(error) == "busy"
     assert target.finish() == "ready\nafter\n"
+
+
+def test_calls_that_a_thread_does_not_come_back_for_are_told_as_not_made(
+    start: Start, progs: Programs, tracer: Tracer
+) -> None:
+    target = start(progs("tracee_vfork"), "when-told")
+    told = int(target.output.split()[1], 16)
+    # After so many calls the thread runs for a moment, and goes into its vfork, where it does not stop.
+    first = [(SYS_GETRANDOM, [told, 8, 0]), *[(SYS_GETPID, [])] * 5]
+    results = tracer.remote(target.pid, [*first, (SYS_GETPID, []), (SYS_GETPID, [])])
+    assert results == [8, *[target.pid] * 5, -errno.EBUSY]
+    assert target.finish().endswith("after\n")
+    assert target.exit_code == 0
 
 
 def test_a_process_whose_first_thread_has_ended_is_traced_by_the_others(

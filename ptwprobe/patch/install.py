@@ -181,6 +181,8 @@ class Target:
             self._close_load_gate()
             # Tracing ends with the stop in which the last patch comes out; to unmap takes one thread.
             clean = self.code.undo_all(LEAVE_SECONDS, self.notes) and self._unmap_all()
+            if clean:
+                self.mapped.close_files()
             self.release()
         except TargetGoneError:
             self.forget()

@@ -40,6 +40,7 @@ from ptwprobe.patch.remote import (
     Argument,
     Call,
     RemoteCallError,
+    UnfinishedCallsError,
     call_remotely,
     native_errors,
     result,
@@ -99,6 +100,8 @@ class Mapped:
         self.pid = pid
         self.mappings: list[tuple[int, int]] = []
         """(address, length) of everything, stubs among it."""
+        self.has_files = False
+        """Whether the target may have a descriptor of ours that could not be closed."""
         self.ring: _native.RingMemory | None = None
         self.ring_of: tuple[int, int] | None = None
         """For which process, as the name of the ring says it."""
@@ -243,6 +246,13 @@ class Mapped:
         with native_errors(self.pid):
             return self.tracer.unmap(self.pid)
 
+    def close_files(self) -> None:
+        """Close what could not be closed before. To be called when all is unmapped."""
+        if self.has_files:
+            with native_errors(self.pid):
+                self.tracer.close_files(self.pid)
+            self.has_files = False
+
     def tell(self) -> None:
         """There is nothing else of ours: what was mapped for the time of a change is gone, or has found its place."""
         self._tell_mapped(fresh=True)
@@ -273,21 +283,32 @@ class Mapped:
         batch = [("memfd_create", create), ("opening the new memfd", opened), *calls, ("close", close)]
         try:
             results = call_remotely(self.tracer, self.pid, batch, name.encode() + b"\0")
-        except RemoteCallError as error:
+        except (RemoteCallError, UnfinishedCallsError) as error:
             done = error.results
             if len(done) > OPENED:
                 os.close(done[OPENED])
             undo = [(done[i], length) for i, length in lengths.items() if i < len(done)]
-            self._undo(undo, [("close", (SYS_CLOSE, [done[MEMFD]]))] if done else [])
+            self._undo(undo, done[:OPENED])
             raise
         return results[OPENED], [(results[i], length) for i, length in lengths.items()]
 
-    def _undo(self, made: list[_Range], more: Sequence[tuple[str, Call]] = ()) -> None:
-        """Unmap what was mapped, if that can be done; it is on the way out of an error."""
-        undo: list[tuple[str, Call]] = [("munmap", (SYS_MUNMAP, [addr, length])) for addr, length in made]
-        if undo or more:
-            with contextlib.suppress(TargetError):
-                call_remotely(self.tracer, self.pid, [*undo, *more])
+    def _undo(self, made: list[_Range], files: Sequence[int] = ()) -> None:
+        """Unmap what was mapped, and close the target's ``files``, on the way out of an error."""
+        undo: list[tuple[str, Call]] = [("close", (SYS_CLOSE, [fd])) for fd in files]
+        undo += [("munmap", (SYS_MUNMAP, [addr, length])) for addr, length in made]
+        if undo:
+            try:
+                call_remotely(self.tracer, self.pid, undo)
+            except TargetError as error:
+                self.remember_left(error, made, len(files))
+
+    def remember_left(self, error: TargetError, places: Sequence[_Range], files: int) -> None:
+        """``files`` were to be closed, then ``places`` unmapped, when ``error`` came: the rest of it goes later."""
+        done = len(error.results) if isinstance(error, (RemoteCallError, UnfinishedCallsError)) else 0
+        self.has_files |= done < files
+        self.mappings += places[max(done - files, 0) :]
+        with contextlib.suppress(TargetError):
+            self.tell()
 
     def _keep(self, made: list[_Range]) -> None:
         self.mappings += made

@@ -56,6 +56,9 @@ def result(index: int, add: int = 0) -> Argument:
     return (index, add)
 
 
+BUSY_HINT = "try again, or when the process does something else"
+
+
 def error_of(error: NativeError, pid: int) -> PtwprobeError:
     """The exception for a user that stands for a native one."""
     kind, message, _ = error.args
@@ -64,7 +67,7 @@ def error_of(error: NativeError, pid: int) -> PtwprobeError:
     if kind == "not-permitted":
         return PermissionDeniedError(message, "run as root or as the owner of the process, and detach other tracers")
     if kind == "busy":
-        return RefusedError(RefusalReason.BUSY, message, "try again, or when the process does something else")
+        return RefusedError(RefusalReason.BUSY, message, BUSY_HINT)
     if kind == "changed":
         return RefusedError(RefusalReason.BUSY, message, "another tool is changing the same code; try again")
     if kind == "seccomp":
@@ -102,6 +105,10 @@ _LIMITS = {
 """What a limit of the target's own means."""
 
 
+_NOT_MADE = (errno.EBUSY, errno.ESRCH)
+"""Results of ``Tracer.remote`` for a call that was not made; none of those that we make ends so."""
+
+
 class RemoteCallError(TargetError):
     """A system call in the target failed. ``results``: those of the calls before it."""
 
@@ -112,6 +119,15 @@ class RemoteCallError(TargetError):
         self.results = results
 
 
+class UnfinishedCallsError(RefusedError):
+    """The thread that makes the calls ended, or came to no stand again: those after ``results`` were not made."""
+
+    def __init__(self, pid: int, what: str, results: list[int]) -> None:
+        message = f"process {pid} does not get to {what}: the thread that was to make the call did not stop"
+        super().__init__(RefusalReason.BUSY, message, BUSY_HINT)
+        self.results = results
+
+
 def call_remotely(
     tracer: Tracer,
     pid: int,
@@ -119,7 +135,9 @@ def call_remotely(
     scratch_bytes: bytes | None = None,
     keep: Sequence[tuple[int, int, int]] = (),
 ) -> list[int]:
-    """Execute named ``calls`` by one thread of the target. Raises RemoteCallError for the first that fails.
+    """Execute named ``calls`` by one thread of the target.
+
+    Raises RemoteCallError for the first that fails, UnfinishedCallsError where not all could be made.
 
     ``keep``: as of ``Tracer.remote``.
     """
@@ -127,5 +145,7 @@ def call_remotely(
         results = tracer.remote(pid, [call for _, call in calls], scratch_bytes, keep)
     if results and -4096 < results[-1] < 0:
         name = calls[len(results) - 1][0]
+        if -results[-1] in _NOT_MADE:
+            raise UnfinishedCallsError(pid, name, results[:-1])
         raise RemoteCallError(pid, name, -results[-1], results[:-1])
     return results

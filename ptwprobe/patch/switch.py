@@ -34,6 +34,7 @@ from ptwprobe.patch.remote import (
     Argument,
     Call,
     RemoteCallError,
+    UnfinishedCallsError,
     call_remotely,
     result,
     scratch,
@@ -83,7 +84,8 @@ class Exchange:
 class Prepared:
     """Context manager: inside it everything is there for ``exchanges``, and their fields say where.
 
-    On the way out of an error nothing of it stays. Raises RemoteCallError where the target cannot have it.
+    On the way out of an error nothing of it stays. Raises RemoteCallError where the target cannot have it,
+    UnfinishedCallsError where it is too busy.
     """
 
     def __init__(self, mapped: Mapped, exchanges: Sequence[Exchange]) -> None:
@@ -134,21 +136,22 @@ class Prepared:
         keep += [(i, 0, e.length) for i, e in enumerate(kept, len(spans) + 1)]
         try:
             places = self._call(calls, PLACE_NAME.encode() + b"\0", keep)
-        except RemoteCallError as error:
+        except (RemoteCallError, UnfinishedCallsError) as error:
             self._remote_fds = error.results[:1]
             self._places = list(zip(error.results[1:], sizes, strict=False))
             raise
         self._places = [(places[i] + offset, length) for i, offset, length in keep]
-        gaps: list[tuple[str, Call]] = []
+        gaps: list[tuple[int, int]] = []
         for place, (first, _), group in zip(places[1:], spans, groups.values(), strict=False):
             for before, after in pairwise(sorted(group, key=lambda e: e.start)):
                 if before.end < after.start:
-                    args: list[Argument] = [place + before.end - first, after.start - before.end]
-                    gaps.append(("munmap of a gap", (SYS_MUNMAP, args)))
-        # A gap that cannot go (too many mappings) does no harm.
-        with contextlib.suppress(RemoteCallError):
-            if gaps:
-                self._call(gaps)
+                    gaps.append((place + before.end - first, after.start - before.end))
+        if gaps:
+            try:
+                self._call([("munmap of a gap", (SYS_MUNMAP, [addr, length])) for addr, length in gaps])
+            except TargetError as error:
+                # A gap that cannot go (too many mappings) does no harm.
+                self._mapped.remember_left(error, gaps, 0)
         addrs = [addr for addr, _ in self._places]
         for e in (e for group in groups.values() for e in group):
             e.aside = addrs.pop(0)
@@ -174,7 +177,7 @@ class Prepared:
             keep = [(2 + i, 0, e.length) for i, e in enumerate(group)]
             try:
                 done = self._call(calls, name, keep)
-            except RemoteCallError as error:
+            except (RemoteCallError, UnfinishedCallsError) as error:
                 self._remote_fds = error.results[:1]
                 self._places += [(addr, e.length) for addr, e in zip(error.results[2:], group, strict=False)]
                 if len(error.results) > 1:
@@ -199,9 +202,8 @@ class Prepared:
             try:
                 self._call(calls)
             except TargetError as error:
-                # It does not come to a stand now, say: these go with the rest that is mapped.
-                done = len(error.results) if isinstance(error, RemoteCallError) else 0
-                self._mapped.mappings += places[max(done - len(self._remote_fds), 0) :]
+                # It does not come to a stand now, say.
+                self._mapped.remember_left(error, places, len(self._remote_fds))
         if self._places:
             with contextlib.suppress(TargetError):
                 self._mapped.tell()

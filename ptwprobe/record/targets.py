@@ -68,7 +68,7 @@ class Targets:
             ring = live.instrumented.map_ring(rings_needed(), self._ring_bits)
         except BaseException:
             with contextlib.suppress(PtwprobeError):
-                live.instrumented.remove()
+                self._leave(live)
             live.close()
             raise
         self.recorder.add_target(process.pid, ring, process.comm)
@@ -185,29 +185,34 @@ class Targets:
         return failures
 
     def _remove(self, live: Live) -> None:
-        """Take the patches of one target out; who is in the way (a debugger, a vfork) gets some time to go."""
+        """Take the patches of one target out."""
+        try:
+            clean = self._leave(live)
+        except TargetGoneError:
+            raise
+        except (TargetError, UnsupportedError) as error:
+            if live.replaced():
+                raise TargetGoneError(f"process {live.pid} executes another program") from error
+            self._note(_kept(live))
+            raise
+        if clean:
+            self._remove_older(live)
+        # What stays mapped is the file's again.
+        self._tell_code(live)
+        for text in live.instrumented.notes:
+            self._note(text)
+        self._tell_children(live)
+
+    def _leave(self, live: Live) -> bool:
+        """As ``Instrumented.remove``; who is in the way (a debugger, a vfork) gets some time to go."""
         deadline = time.monotonic() + REMOVE_SECONDS
         while True:
             try:
-                if live.instrumented.remove():
-                    self._remove_older(live)
-                # What stays mapped is the file's again.
-                self._tell_code(live)
-                for text in live.instrumented.notes:
-                    self._note(text)
-                self._tell_children(live)
-                return
+                return live.instrumented.remove()
             except TargetGoneError:
                 raise
-            except (TargetError, UnsupportedError) as error:
-                if live.replaced():
-                    raise TargetGoneError(f"process {live.pid} executes another program") from error
-                if time.monotonic() >= deadline:
-                    sites = ", ".join(f"{p.site.runtime_addr:#x}" for p in live.instrumented.patches[:8])
-                    self._note(
-                        f"process {live.pid} keeps its patches at {sites}; they emit nothing and do no harm; "
-                        f"`ptwprobe detach -p {live.pid}` takes them out later"
-                    )
+            except (TargetError, UnsupportedError):
+                if live.replaced() or time.monotonic() >= deadline:
                     raise
             time.sleep(RETRY_SECONDS)
 
@@ -239,6 +244,14 @@ class Targets:
             claim.end()
         self.closed = True
         return stats
+
+
+def _kept(live: Live) -> str:
+    """What is left in a target that could not be left as it was."""
+    patches = live.instrumented.target.code.patches
+    sites = ", ".join(f"{p.site.runtime_addr:#x}" for p in patches[:8]) + (", ..." if patches[8:] else "")
+    what = f"its patches at {sites}; they emit nothing and do no harm" if patches else "what was mapped into it"
+    return f"process {live.pid} keeps {what}; `ptwprobe detach -p {live.pid}` takes it out later"
 
 
 def rings_needed() -> int:

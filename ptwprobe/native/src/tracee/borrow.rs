@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_millis(300);
 /// How long a thread is waited for before one more is asked; one that runs may have to wait for a CPU itself.
 const PATIENCE: Duration = Duration::from_millis(2);
 /// Same where only this thread will do.
-const LONG_PATIENCE: Duration = Duration::from_millis(100);
+pub(super) const LONG_PATIENCE: Duration = Duration::from_millis(100);
 /// So many threads are asked what they do before the best of them is taken.
 const MOST_ASKED: usize = 256;
 /// Running threads that are enough to choose from.
@@ -92,17 +92,19 @@ impl Owner {
         done
     }
 
-    /// Run `work` with this thread of `pid` in an event-stop. None where it is gone; "busy" where it does not stop.
+    /// Run `work` with this thread of `pid` in an event-stop. None where it is gone; "busy" where it does not stop within
+    /// `patience`.
     pub(super) fn with_thread<T>(
         &mut self,
         pid: i32,
         tid: i32,
+        patience: Duration,
         work: impl FnOnce(&mut Owner) -> Result<T>,
     ) -> Result<Option<T>> {
         let partial = !self.procs.contains_key(&pid);
         self.prepare_calls(pid);
         let asked = self.ask_to_stop(pid, tid, partial);
-        let taken = asked.and_then(|asked| if asked { self.wait_for_one(pid, LONG_PATIENCE) } else { Ok(None) });
+        let taken = asked.and_then(|asked| if asked { self.wait_for_one(pid, patience) } else { Ok(None) });
         let done = match taken {
             Ok(Some(_)) => work(self).map(Some),
             Ok(None) if Status::read(tid).is_none_or(|s| s.is_dead() || s.tgid != pid) => Ok(None),

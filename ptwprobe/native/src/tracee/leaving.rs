@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use super::borrow::LONG_PATIENCE;
 use super::owner::{open_memory, Owner, State};
 use super::pages::{Exchange, Switch};
 use super::plan::{Change, Site};
@@ -205,7 +206,7 @@ impl Owner {
                 owner.run_out(pid, tid, ranges);
                 Ok(owner.stands_in(pid, tid, ranges, &mut scanner))
             };
-            match self.with_thread(pid, tid, look) {
+            match self.with_thread(pid, tid, LONG_PATIENCE, look) {
                 Ok(Some(false) | None) => {}
                 Ok(Some(true)) => inside.push(tid),
                 Err(e) if e.kind == "busy" => inside.push(tid),

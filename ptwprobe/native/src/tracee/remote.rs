@@ -23,6 +23,8 @@ const PAGE: u64 = 4096;
 const FAILURES: Range<i64> = -4095..0;
 /// A thread that runs is not kept from it for longer than these take.
 const CALLS_AT_ONCE: usize = 6;
+/// How long that thread is waited for until it makes the next; a busy machine may let it wait for a CPU.
+const PATIENCE: Duration = Duration::from_millis(500);
 const SPIN: Duration = Duration::from_micros(40);
 const STACK_ALIGN: usize = 16;
 /// Of the vector state of a thread, in bytes; AMX takes 11 KiB.
@@ -227,9 +229,9 @@ impl Owner {
         // The thread has to run in between; the same one, since another may have other files.
         while results.len() < calls.len() && results.last().is_none_or(|r| !FAILURES.contains(r)) {
             let more = |owner: &mut Owner| owner.some_on(pid, tid, calls, scratch, results);
-            match self.with_thread(pid, tid, more) {
+            match self.with_thread(pid, tid, PATIENCE, more) {
                 Ok(Some(())) => {}
-                // What was done can be undone by another thread.
+                // Not made; what was done can be undone by another thread.
                 Ok(None) => results.push(-i64::from(libc::ESRCH)),
                 Err(e) if e.kind == "busy" => results.push(-i64::from(libc::EBUSY)),
                 Err(e) => return Err(e),
