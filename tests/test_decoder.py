@@ -1,4 +1,5 @@
-"""The decoder against the truth: made-up traces over real programs, with everything in them by chance.
+"""The decoder against the truth: made-up traces over real programs, with everything in them by chance; and against
+perf and libipt, with everything that they can decode.
 
 ``python -m tests.full decoder`` runs 200 seeds of 1 MB.
 """
@@ -6,12 +7,18 @@
 from __future__ import annotations
 
 import shutil
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from ptwprobe._native import FlowReader
+from tests.peers.auxdata import AuxData
+from tests.peers.flow import Branches, Decoded
+from tests.peers.ipt import Ipt
+from tests.peers.perfpt import PerfPt
 from tests.ptgen import KINDS, Made, generator, make
 
 RECORD = 24
@@ -128,19 +135,71 @@ def assert_true(flow: Flow, made: Made, stream: int = 0) -> None:
         assert places == [(hit.branches, hit.value) for hit in hits if hit.ip]
 
 
-def test_all_that_happens_is_decoded(tmp_path: Path, full: bool) -> None:
-    programs_ = programs()
-    for seed in range(200 if full else 4):
-        folder = tmp_path / str(seed)
-        elf = programs_[seed % len(programs_)]
-        made = make(folder, elf, "--all", seed=seed, bytes=1_000_000, hits=200)
-        print(f"seed {seed}: {elf.name}, {made.truth['features']}")
-        flows = decode(made.perf_data)
-        assert len(flows) == len(made.truth["streams"])
-        for stream, flow in enumerate(flows):
-            assert_true(flow, made, stream)
-        assert decode(made.perf_data, jobs=3) == flows
-        shutil.rmtree(folder)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", range(200 if metafunc.config.getoption("--full") else 4))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """What goes in here is too much to be kept."""
+    yield tmp_path / "trace"
+    shutil.rmtree(tmp_path / "trace", ignore_errors=True)
+
+
+def test_all_that_happens_is_decoded(folder: Path, seed: int) -> None:
+    elf = programs()[seed % 4]
+    made = make(folder, elf, "--all", seed=seed, bytes=1_000_000, hits=200)
+    print(f"{elf.name}: {made.truth['features']}")
+    flows = decode(made.perf_data)
+    assert len(flows) == len(made.truth["streams"])
+    for stream, flow in enumerate(flows):
+        assert_true(flow, made, stream)
+    assert decode(made.perf_data, jobs=3) == flows
+
+
+LOSSES = "ovf,cut"
+PERF_CANNOT = f"{LOSSES},deferret,mwait,filter,stop"
+LIBIPT_CANNOT = f"{LOSSES},deferret,mwait,blocks,events,retpoline,longjmp,coroutines"
+"""What they do not know, or take for something else: the generator tells the details."""
+
+
+@pytest.mark.skipif(bool(PerfPt.missing()), reason=f"perf: {PerfPt.missing()}")
+def test_perf_agrees(folder: Path, tmp_path: Path, seed: int, full: bool) -> None:
+    made = make_for_peers(folder, seed, PERF_CANNOT, full)
+    agree(made, PerfPt(tmp_path).decode(made.perf_data, "bwe", lists=True), kinds=False)
+
+
+@pytest.mark.skipif(bool(Ipt.missing()), reason=f"libipt: {Ipt.missing()}")
+def test_libipt_agrees(folder: Path, tmp_path: Path, seed: int, full: bool) -> None:
+    made = make_for_peers(folder, seed, LIBIPT_CANNOT, full)
+    aux = AuxData.read(made.perf_data)
+    agree(made, Ipt(tmp_path).decode("insns", folder / "aux.bin", aux.images, lists=True), kinds=True)
+
+
+def make_for_peers(folder: Path, seed: int, without: str, full: bool) -> Made:
+    elf = programs()[seed % 4]
+    size = 1_000_000 if full else 200_000
+    made = make(folder, elf, "--all", "--without", without, seed=seed, bytes=size, hits=200, stubs="visible")
+    print(f"{elf.name}: {made.truth['features']}")
+    return made
+
+
+def agree(made: Made, peer: Decoded, *, kinds: bool) -> None:
+    """Ours, the peer's and the truth are the same, branch for branch and word for word; ``kinds``: it tells them."""
+    (flow,) = decode(made.perf_data)
+    assert_true(flow, made)
+    assert (peer.errors, peer.first_errors) == (0, [])
+    assert peer.lists
+    ends = array("Q", flow.branches)
+    ours = Branches(ends[0::3], ends[1::3], ends[2::3])
+    assert ours.pairs() == peer.lists.branches.pairs()
+    if kinds:
+        assert ours.third == peer.lists.branches.third
+    assert [value for _, value, _ in flow.words] == [hit.value for hit in peer.lists.hits]
+    # Nothing tells where a word without an address belongs.
+    both = zip(flow.words, peer.lists.hits, strict=True)
+    assert all(word == (hit.branches, hit.value, hit.ip) for word, hit in both if word[2])
 
 
 @pytest.mark.parametrize("stubs", ["visible", "invisible"])

@@ -8,7 +8,7 @@
 //!   RET compression.
 //! - libipt takes an entry off its stack at compressed returns only and fails after returns that no call made
 //!   (`retpoline` with `retc`).
-//! - perf takes the FUP after an MWAIT for its own and misses the event it belongs to (`mwait`).
+//! - Both take the FUP after an MWAIT for its own and miss the event it belongs to (`mwait`).
 //! - A FUP after a CFE with its IP bit stands alone for perf; that of an interrupt follows a CFE without.
 //! - libipt does not know BBP, BIP and BEP, nor CFE and EVD.
 //!

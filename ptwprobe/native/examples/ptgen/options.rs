@@ -67,7 +67,7 @@ features! {
     stop "TraceStop after some TIP.PGD (with filter)",
     tsx "aborts of transactions",
     power "EXSTOP, PWRE, PWRX",
-    mwait "MWAIT (stock perf takes the next FUP for its own)",
+    mwait "MWAIT (stock decoders take the next FUP for its own)",
     events "CFE and EVD with interrupts",
     blocks "BBP, BIP, BEP",
     vm "PIP and VMCS",
