@@ -31,6 +31,22 @@ def objects(made: Made, *words: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.parametrize(
+    "packets", ["tsc", "tsc,mtc", "tsc,mtc,cyc,cbr", "tsc,mtc,cyc,cbr,ovf,interrupts,noptwip,misc"]
+)
+def test_hits_have_the_same_times_with_and_without_the_flow(tmp_path: Path, packets: str) -> None:
+    made = make(tmp_path, LIBC, seed=3, bytes=100_000, hits=300, words=1, with_=f"retc,{packets}")
+    times = []
+    for words in (("--flow",), ()):
+        # Overflows are errors of the trace.
+        lines = map(json.loads, run("script", made.perf_data, "--format", "jsonl", *words).stdout.splitlines())
+        times.append([(line["time"], line["args"]) for line in lines if line["type"] == "hit"])
+    with_flow, without = times
+    assert with_flow == without
+    assert len(with_flow) > 100
+    assert len({time for time, _ in with_flow}) > (90 if "mtc" in packets else 10)
+
+
 def branch_of(line: dict[str, Any]) -> Branch:
     start, to = (int(line[end] or "0", 16) for end in ("from", "to"))
     return Branch(start, to, KINDS.index(line["kind"]))

@@ -142,6 +142,7 @@ pub mod pt_config {
     pub const PTW: u64 = 1 << 12;
     pub const BRANCH: u64 = 1 << 13;
     pub const MTC_PERIOD: u64 = 0xf << 14;
+    pub const CYC_THRESH_SHIFT: u32 = 19;
     pub const EVENT: u64 = 1 << 31;
     pub const NOTNT: u64 = 1 << 55;
 }

@@ -4,6 +4,7 @@ use super::attrs::{Attr, Attrs};
 use super::bytes::Cursor;
 use super::layout::{attr_flag, pt_config};
 use crate::clock::TimeConv;
+use crate::pt::TimeConfig;
 
 /// Longest filter kept, in bytes. The kernel takes a page.
 const MAX_FILTER: usize = 1 << 14;
@@ -111,6 +112,8 @@ pub struct PtConfig {
     /// An MTC holds bits of the crystal clock from this one up (`MTCFreq`).
     pub mtc_shift: u8,
     pub cyc: bool,
+    /// At most 2^(`cyc_thresh` - 1) cycles pass before a packet has a CYC before it; 0 and 1: every packet has one.
+    pub cyc_thresh: u8,
     /// No RET is compressed.
     pub noretcomp: bool,
     pub ptw: bool,
@@ -126,6 +129,17 @@ pub struct PtConfig {
 }
 
 impl PtConfig {
+    /// How to tell the time by the packets that there are.
+    #[must_use]
+    pub fn time(pt: Option<Self>, info: Option<&PtInfo>) -> TimeConfig {
+        TimeConfig {
+            tsc_ctc: info.and_then(|info| info.tsc_ctc),
+            mtc_shift: pt.map_or(0, |pt| pt.mtc_shift),
+            max_nonturbo: info.map_or(0, |info| info.max_nonturbo),
+            cyc_thresh: pt.map_or(0, |pt| pt.cyc_thresh),
+        }
+    }
+
     /// The bits that `info` names are where it says; the others where every Intel PT has them.
     fn new(info: &PtInfo, attr: &Attr) -> Self {
         let has = |bits: u64| attr.config & bits != 0;
@@ -139,6 +153,7 @@ impl PtConfig {
             mtc: named(info.mtc_bit, pt_config::MTC),
             mtc_shift: u8::try_from(mtc_shift).unwrap_or(0),
             cyc: named(info.cyc_bit, pt_config::CYC),
+            cyc_thresh: (attr.config >> pt_config::CYC_THRESH_SHIFT & 0xf) as u8,
             noretcomp: named(info.noretcomp_bit, pt_config::NORETCOMP),
             ptw: has(pt_config::PTW),
             fup_on_ptw: has(pt_config::FUP_ON_PTW),
@@ -204,6 +219,7 @@ mod tests {
         assert_eq!((got.branch, got.ptw, got.fup_on_ptw, got.mtc, got.mtc_shift), (true, true, true, true, 3));
         assert_eq!((got.tsc, got.cyc, got.noretcomp, got.exclude_kernel), (false, false, false, true));
         // perf names the bit of CYC as bit 1.
+        assert_eq!((config(1).cyc_thresh, config(1 | 5 << 19).cyc_thresh), (0, 5));
         assert_eq!((config(1).branch, config(0).branch, config(2).cyc), (false, true, true));
     }
 

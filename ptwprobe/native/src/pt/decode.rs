@@ -1,6 +1,6 @@
 //! Bytes to packets, all of them. Hostile bytes give an error with an offset; decoding goes on at the next PSB.
 
-use super::{Bad, BadReason, IpField, Kind, Packet, Scan, PSB};
+use super::{Bad, BadReason, Clock, IpField, Kind, Packet, Scan, PSB};
 
 /// Decodes `bytes` from the start, or from the next PSB after [`Decoder::sync`].
 ///
@@ -71,6 +71,13 @@ impl<'a> Decoder<'a> {
     pub fn pass(&mut self, scan: &mut Scan) {
         if self.block == Block::None {
             self.pos += scan.pass(self.bytes.get(self.pos..).unwrap_or_default());
+        }
+    }
+
+    /// The same, where `clock` counts the time.
+    pub fn pass_timed(&mut self, scan: &mut Scan, clock: &mut Clock) {
+        if self.block == Block::None {
+            self.pos += scan.pass_timed(self.bytes.get(self.pos..).unwrap_or_default(), clock);
         }
     }
 

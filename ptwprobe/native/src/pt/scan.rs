@@ -3,7 +3,7 @@
 //! Most of a trace is TNT and IP packets. They are passed by tables of what a packet's first byte says; only the last IP
 //! and the time are kept. What else there is, the plain decoder reads.
 
-use super::{nearest_tsc, LastIp};
+use super::{nearest_tsc, Clock, LastIp};
 
 #[cfg(test)]
 mod tests;
@@ -37,17 +37,64 @@ enum Class {
     /// Its length and what it does to the last IP is all that there is to know.
     Plain,
     Tsc,
+    /// MTC, and CYC of one byte, where somebody wants to know.
+    Time,
     Mode,
     Extended,
     Other,
 }
 
-static FIRST: [First; 256] = first_bytes();
+static FIRST: [First; 256] = first_bytes(false);
+
+/// The same where every packet of time counts.
+static FIRST_TIMED: [First; 256] = first_bytes(true);
 
 /// Lengths of packets that begin with 0x02 and say nothing of values; 0: others.
 static EXTENDED: [u8; 256] = extended_packets();
 
 const LONG_TNT: u8 = 0xa3;
+const TMA: u8 = 0x73;
+const CBR: u8 = 0x03;
+const MTC: u8 = 0x59;
+
+/// Who is told of packets of time.
+trait Timer {
+    /// Of all, not of TSC packets alone.
+    const ALL: bool;
+    fn tsc(&mut self, low: u64);
+    fn mtc(&mut self, ctc: u8);
+    fn cyc(&mut self, cycles: u64);
+}
+
+/// The last TSC.
+impl Timer for u64 {
+    const ALL: bool = false;
+
+    #[inline(always)]
+    fn tsc(&mut self, low: u64) {
+        *self = nearest_tsc(*self, low);
+    }
+
+    fn mtc(&mut self, _ctc: u8) {}
+
+    fn cyc(&mut self, _cycles: u64) {}
+}
+
+impl Timer for Clock {
+    const ALL: bool = true;
+
+    fn tsc(&mut self, low: u64) {
+        Self::tsc(self, low);
+    }
+
+    fn mtc(&mut self, ctc: u8) {
+        Self::mtc(self, ctc);
+    }
+
+    fn cyc(&mut self, cycles: u64) {
+        Self::cyc(self, cycles);
+    }
+}
 
 impl Scan {
     /// Passes over packets from the start of `bytes`, which must not be inside a block of items; how many bytes.
@@ -55,8 +102,22 @@ impl Scan {
     /// Stops before a packet that may say more, before bytes that are none, and some bytes before the end.
     #[inline]
     pub fn pass(&mut self, bytes: &[u8]) -> usize {
+        let mut tsc = self.tsc;
+        let at = self.run(bytes, &mut tsc);
+        self.tsc = tsc;
+        at
+    }
+
+    /// The same, where `clock` counts the time.
+    pub fn pass_timed(&mut self, bytes: &[u8], clock: &mut Clock) -> usize {
+        self.run(bytes, clock)
+    }
+
+    #[inline(always)]
+    fn run<T: Timer>(&mut self, bytes: &[u8], timer: &mut T) -> usize {
+        let table = if T::ALL { &FIRST_TIMED } else { &FIRST };
         let mut at = 0;
-        let Scan { last_ip: LastIp(mut last_ip), mut tsc } = *self;
+        let LastIp(mut last_ip) = self.last_ip;
         while let Some(window) = bytes.get(at..).and_then(|rest| rest.first_chunk::<WINDOW_LEN>()) {
             let window = u128::from_le_bytes(*window);
             let tnts = leading_tnts(window as u64);
@@ -66,7 +127,7 @@ impl Scan {
             }
             let packet = window >> (8 * tnts);
             let payload = (packet >> 8) as u64;
-            let first = &FIRST[usize::from(packet as u8)];
+            let first = &table[usize::from(packet as u8)];
             match first.class {
                 Class::Plain => {
                     let value = ((payload << (first.filled & 63)) as i64 >> (first.filled & 63)) as u64;
@@ -74,7 +135,14 @@ impl Scan {
                     at += usize::from(first.len);
                 }
                 Class::Tsc => {
-                    tsc = nearest_tsc(tsc, payload << 8 >> 8);
+                    timer.tsc(payload << 8 >> 8);
+                    at += usize::from(first.len);
+                }
+                Class::Time if T::ALL => {
+                    match packet as u8 {
+                        MTC => timer.mtc(payload as u8),
+                        cyc => timer.cyc(u64::from(cyc >> 3)),
+                    }
                     at += usize::from(first.len);
                 }
                 Class::Mode => {
@@ -89,15 +157,16 @@ impl Scan {
                     let len = EXTENDED[usize::from(op)];
                     // Without a stop bit, or with nothing but it.
                     let empty = op == LONG_TNT && payload >> 8 & 0xffff_ffff_ffff < 2;
-                    if len == 0 || empty || bytes.len() - at < usize::from(len) {
+                    let timed = T::ALL && matches!(op, TMA | CBR);
+                    if len == 0 || timed || empty || bytes.len() - at < usize::from(len) {
                         break;
                     }
                     at += usize::from(len);
                 }
-                Class::Other => break,
+                Class::Time | Class::Other => break,
             }
         }
-        *self = Scan { last_ip: LastIp(last_ip), tsc };
+        self.last_ip = LastIp(last_ip);
         at
     }
 }
@@ -112,15 +181,17 @@ fn leading_tnts(bytes: u64) -> usize {
     ((odd | twos).trailing_zeros() / 8) as usize
 }
 
-const fn first_bytes() -> [First; 256] {
+const fn first_bytes(timed: bool) -> [First; 256] {
     let other = First { class: Class::Other, len: 0, filled: 0, keep: u64::MAX };
     let mut table = [other; 256];
     let mut byte = 0;
     while byte < 256 {
-        table[byte] = match byte {
+        table[byte] = match byte as u8 {
             0x02 => First { class: Class::Extended, ..other },
             0x19 => First { class: Class::Tsc, len: 8, ..other },
-            0x59 => First { class: Class::Plain, len: 2, ..other },
+            MTC if timed => First { class: Class::Time, len: 2, ..other },
+            _ if timed && byte & 7 == 3 => First { class: Class::Time, len: 1, ..other },
+            MTC => First { class: Class::Plain, len: 2, ..other },
             0x99 => First { class: Class::Mode, len: 2, ..other },
             // TNT and PAD; CYC that ends in its first byte.
             _ if byte & 1 == 0 || byte & 7 == 3 => First { class: Class::Plain, len: 1, ..other },
@@ -143,12 +214,12 @@ const fn first_bytes() -> [First; 256] {
 const fn extended_packets() -> [u8; 256] {
     let mut len = [0; 256];
     len[0x23] = 2; // PSBEND
-    len[0x03] = 4; // CBR
+    len[CBR as usize] = 4;
     len[0x83] = 2; // TraceStop
     len[LONG_TNT as usize] = 8;
     len[0x43] = 8; // PIP
     len[0xc8] = 7; // VMCS
-    len[0x73] = 7; // TMA
+    len[TMA as usize] = 7;
     (len[0x62], len[0xe2]) = (2, 2); // EXSTOP
     len[0xc2] = 10; // MWAIT
     len[0x22] = 4; // PWRE

@@ -11,7 +11,6 @@ use crate::flow::context::{Context, Schedule};
 use crate::flow::{Batch, Config, Input, Pieces, Source, Walks, What};
 use crate::image::{Places, Timeline};
 use crate::perfdata::{AuxChunk, Body, Error, Joiner, Next, PtConfig, PtInfo, Reader};
-use crate::pt::TimeConfig;
 
 /// Chunks of trace that are looked at.
 const MAX_CHUNKS: usize = 1 << 20;
@@ -233,11 +232,5 @@ fn chunks(reader: &mut Reader, conv: &mut Option<TimeConv>) -> Result<(Streams, 
 
 /// How the trace was recorded. A file that does not tell was recorded as perf does by default.
 fn config(info: Option<&PtInfo>, pt: Option<PtConfig>) -> Config {
-    let time = TimeConfig {
-        tsc_ctc: info.and_then(|info| info.tsc_ctc),
-        mtc_shift: pt.map_or(0, |pt| pt.mtc_shift),
-        max_nonturbo: info.map_or(0, |info| info.max_nonturbo),
-        ..TimeConfig::default()
-    };
-    Config { compressed_returns: pt.is_none_or(|pt| !pt.noretcomp), time }
+    Config { compressed_returns: pt.is_none_or(|pt| !pt.noretcomp), time: PtConfig::time(pt, info) }
 }

@@ -1,6 +1,6 @@
 //! From a perf.data file to hits: chunks of trace to packets, packets to words, words to hits, in the order of time.
 //!
-//! Packet level only: no code is walked, so times are those of the last TSC packet.
+//! Packet level only, but for `flow`: no code is walked.
 
 mod assemble;
 mod cursor;
@@ -11,6 +11,7 @@ mod filter;
 pub mod flow;
 mod flowtext;
 mod merged;
+mod past;
 mod reader;
 mod script;
 mod sideband;

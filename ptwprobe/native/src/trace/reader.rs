@@ -15,7 +15,8 @@ use super::table::Table;
 use super::threads::Threads;
 use super::words::Words;
 use crate::clock::TimeConv;
-use crate::perfdata::{AuxChunk, Body, Error, Joiner, Next, Reader, Record};
+use crate::perfdata::{AuxChunk, Body, Error, Joiner, Next, PtConfig, Reader, Record};
+use crate::pt::TimeConfig;
 
 /// What a round may hold before it is taken for finished: a hostile file may have one round only.
 const MAX_ROUND: usize = 1 << 19;
@@ -241,7 +242,11 @@ impl TraceReader {
         let chunk = self.joiner.join(&self.file, chunk);
         let streams = &mut self.streams;
         let index = *self.by_key.entry((chunk.idx, chunk.tid, chunk.cpu)).or_insert_with(|| {
-            streams.push(Stream::new(chunk.tid, chunk.cpu));
+            let pt = self.file.pt_config();
+            // Where there are TSC packets alone they are the time.
+            let timed = pt.is_none_or(|pt| pt.mtc || pt.cyc);
+            let time = timed.then(|| PtConfig::time(pt, self.file.pt_info()));
+            streams.push(Stream::new(chunk.tid, chunk.cpu, time));
             streams.len() - 1
         });
         let stream = self.streams.get_mut(index)?;
@@ -409,11 +414,12 @@ enum Loaded {
 }
 
 impl Stream {
-    fn new(tid: Option<u32>, cpu: Option<u32>) -> Self {
+    /// `time`: where other packets tell the time than TSC.
+    fn new(tid: Option<u32>, cpu: Option<u32>, time: Option<TimeConfig>) -> Self {
         Self {
             tid,
             cpu,
-            words: Words::default(),
+            words: Words::new(time),
             assembler: Assembler::default(),
             items: VecDeque::new(),
             active: false,

@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::fmt;
 
+use super::past::Past;
 use super::window::Window;
 use crate::perfdata::{AuxChunk, Reader};
-use crate::pt::{find_psb, nearest_tsc, BadReason, Block, Decoder, Kind, LastIp, Scan, PSB};
+use crate::pt::{find_psb, BadReason, Block, Decoder, Kind, TimeConfig, PSB};
 
 /// What comes next in a stream; `offset` in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,12 +90,18 @@ pub struct Words {
     synced: bool,
     skipped: u64,
     block: Block,
-    scan: Scan,
+    past: Past,
     /// A word whose FUP has not come yet.
     waiting: Option<(u64, u64)>,
 }
 
 impl Words {
+    /// `time`: where more than TSC packets tell the time.
+    #[must_use]
+    pub fn new(time: Option<TimeConfig>) -> Self {
+        Self { past: Past::new(time), ..Self::default() }
+    }
+
     pub fn push(&mut self, chunk: AuxChunk) {
         self.chunks.push_back(chunk);
     }
@@ -124,7 +131,7 @@ impl Words {
     /// No more chunks will come: what is left is told.
     pub fn finish(&mut self) -> Option<Word> {
         if let Some((value, offset)) = self.waiting.take() {
-            return Some(Word::Value { tsc: self.scan.tsc, value, ip: None, offset });
+            return Some(Word::Value { tsc: self.past.now(), value, ip: None, offset });
         }
         let (rest, offset) = self.window.rest();
         if rest.is_empty() {
@@ -136,7 +143,7 @@ impl Words {
             return self.skipped_gap();
         }
         self.window.clear();
-        Some(Word::Gap { tsc: self.scan.tsc, offset, reason: GapReason::CutPacket })
+        Some(Word::Gap { tsc: self.past.now(), offset, reason: GapReason::CutPacket })
     }
 
     /// Gives memory back between rounds.
@@ -147,7 +154,7 @@ impl Words {
     fn skipped_gap(&mut self) -> Option<Word> {
         let bytes = std::mem::take(&mut self.skipped);
         let offset = self.window.rest().1;
-        (bytes != 0).then_some(Word::Gap { tsc: self.scan.tsc, offset, reason: GapReason::Skipped { bytes } })
+        (bytes != 0).then_some(Word::Gap { tsc: self.past.now(), offset, reason: GapReason::Skipped { bytes } })
     }
 
     fn decode(&mut self) -> Step {
@@ -156,7 +163,7 @@ impl Words {
         let mut done = 0;
         let step = loop {
             if self.waiting.is_none() {
-                decoder.pass(&mut self.scan);
+                self.past.pass(&mut decoder);
                 done = decoder.position();
             }
             let packet = match decoder.next_packet() {
@@ -170,7 +177,7 @@ impl Words {
                     // The bytes may look like the start of a PSB: go past the first.
                     done = decoder.position() + 1;
                     break Step::Word(Word::Gap {
-                        tsc: self.scan.tsc,
+                        tsc: self.past.now(),
                         offset: bad.offset,
                         reason: GapReason::UnknownPacket,
                     });
@@ -178,41 +185,43 @@ impl Words {
             };
             if let Some((value, offset)) = self.waiting {
                 let ip = match packet.kind {
-                    Kind::Fup(field) => Some(self.scan.last_ip.update(field)),
-                    Kind::Pad | Kind::Cyc(_) | Kind::Mtc(_) => None,
+                    Kind::Fup(field) => Some(self.past.scan.last_ip.update(field)),
+                    kind if self.past.takes(kind) => None,
                     // No FUP came: the packet is looked at again.
                     _ => {
                         self.waiting = None;
-                        break Step::Word(Word::Value { tsc: self.scan.tsc, value, ip: None, offset });
+                        break Step::Word(Word::Value { tsc: self.past.now(), value, ip: None, offset });
                     }
                 };
                 done = decoder.position();
                 if let Some(ip) = ip {
                     self.waiting = None;
-                    break Step::Word(Word::Value { tsc: self.scan.tsc, value, ip, offset });
+                    break Step::Word(Word::Value { tsc: self.past.now(), value, ip, offset });
                 }
                 continue;
             }
             done = decoder.position();
             self.block = decoder.block();
             match packet.kind {
-                Kind::Tsc(low) => self.scan.tsc = nearest_tsc(self.scan.tsc, low),
-                Kind::Psb => self.scan.last_ip = LastIp::default(),
+                Kind::Psb => self.past.psb(),
                 Kind::Tip(field) | Kind::TipPge(field) | Kind::TipPgd(field) | Kind::Fup(field) => {
-                    self.scan.last_ip.update(field);
+                    self.past.scan.last_ip.update(field);
                 }
                 Kind::Ptw { value, ip: true, .. } => self.waiting = Some((value, packet.offset)),
                 Kind::Ptw { value, ip: false, .. } => {
-                    break Step::Word(Word::Value { tsc: self.scan.tsc, value, ip: None, offset: packet.offset });
+                    break Step::Word(Word::Value { tsc: self.past.now(), value, ip: None, offset: packet.offset });
                 }
                 Kind::Ovf => {
+                    self.past.ovf();
                     break Step::Word(Word::Gap {
-                        tsc: self.scan.tsc,
+                        tsc: self.past.now(),
                         offset: packet.offset,
                         reason: GapReason::Overflow,
                     });
                 }
-                _ => {}
+                kind => {
+                    self.past.takes(kind);
+                }
             }
         };
         self.window.advance(done);
@@ -229,14 +238,14 @@ impl Words {
         if !rest.is_empty() && (missing || starts_with_psb(file, chunk)) {
             // Nothing of the packet will come.
             self.window.clear();
-            return Refill::Gap(Word::Gap { tsc: self.scan.tsc, offset, reason: GapReason::CutPacket });
+            return Refill::Gap(Word::Gap { tsc: self.past.now(), offset, reason: GapReason::CutPacket });
         }
         let offset = chunk.file_offset;
+        self.synced &= !missing;
         self.next_chunk();
         if missing {
-            self.synced = false;
             self.waiting = None;
-            return Refill::Gap(Word::Gap { tsc: self.scan.tsc, offset, reason: GapReason::MissingChunk });
+            return Refill::Gap(Word::Gap { tsc: self.past.now(), offset, reason: GapReason::MissingChunk });
         }
         Refill::More
     }
@@ -245,9 +254,9 @@ impl Words {
         let Some(chunk) = self.chunks.pop_front() else { return false };
         self.window.start(&chunk);
         self.expected = Some(chunk.stream_offset.wrapping_add(chunk.len));
-        // Damage before must not spoil the times from here on.
-        if chunk.tsc_reference != 0 {
-            self.scan.tsc = chunk.tsc_reference;
+        // Damage before must not spoil the times from here on; where there is none they go on.
+        if chunk.tsc_reference != 0 && (!self.synced || self.past.is_far(chunk.tsc_reference)) {
+            self.past.set(chunk.tsc_reference);
         }
         true
     }

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::pt::arbitrary::kind;
-use crate::pt::{encode, Bad, Decoder, Kind, Packet, PSB};
+use crate::pt::{encode, Bad, Clock, Decoder, Kind, Packet, TimeConfig, PSB};
 
 type Item = Result<Packet, Bad>;
 
@@ -96,5 +96,33 @@ proptest! {
     #[test]
     fn of_any_bytes_as_well(bytes in proptest::collection::vec(prop_oneof![any::<u8>(), Just(0x02), Just(0x06)], 0..200)) {
         prop_assert_eq!(run(&bytes, true, stays), run(&bytes, false, stays));
+    }
+
+    #[test]
+    fn a_clock_is_told_of_every_packet_of_time(bytes in packets(), mtc_shift in 0u8..12) {
+        let config = TimeConfig { tsc_ctc: Some((168, 2)), mtc_shift, max_nonturbo: 24, cyc_thresh: 0 };
+        let times = |fast: bool| {
+            let (mut decoder, mut scan, mut clock) = (Decoder::new(&bytes, 0), Scan::default(), Clock::new(config, 0));
+            let mut found = Vec::new();
+            loop {
+                if fast {
+                    decoder.pass_timed(&mut scan, &mut clock);
+                }
+                let Some(item) = decoder.next_packet() else { return (found, clock.now()) };
+                if stays(&item) {
+                    found.push((item, clock.now()));
+                }
+                match item.map(|packet| packet.kind) {
+                    Ok(Kind::Tsc(low)) => clock.tsc(low),
+                    Ok(Kind::Tma { ctc, fast }) => clock.tma(ctc, fast),
+                    Ok(Kind::Mtc(ctc)) => clock.mtc(ctc),
+                    Ok(Kind::Cyc(cycles)) => clock.cyc(cycles),
+                    Ok(Kind::Cbr(ratio)) => clock.cbr(ratio),
+                    Ok(_) => {}
+                    Err(_) => return (found, clock.now()),
+                }
+            }
+        };
+        prop_assert_eq!(times(true), times(false));
     }
 }
