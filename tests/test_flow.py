@@ -347,6 +347,31 @@ def test_a_hit_is_at_its_site_where_that_is_known(assemble: Assemble) -> None:
         assert not walked.soft
 
 
+@pytest.mark.parametrize("source", [SITE, near(PATCHED)])
+def test_flow_behind_a_stub_that_branches_and_cannot_be_read_is_unknown_up_to_the_next_target(
+    assemble: Assemble, source: str
+) -> None:
+    p = assemble(source)
+    stub = (NEAR, NEAR + 32, p.site, 0)
+    # What the stub's own branches were, and whether there was one, nobody can tell from the next.
+    packets = psb_plus(p.again) + tnt("N") + NEAR_HIT + tnt("TN") + tnt("N") + tip(p.again) + tnt("TT")
+    walked = walk(packets, p, stubs=[stub])
+    jumps = [(p.again + 2, p.site, "jump")] + [(p.site, NEAR, "jump")] * (source != SITE)
+    assert walked.branches == [*jumps, (p.again, p.f, "cond"), (p.again, p.f, "cond")]
+    assert walked.errors == [f"no code is known at {NEAR if source != SITE else p.site:#x}"]
+    assert [value for _, value, _ in walked.words] == [1, 2]
+    # Where the stub can be read its branches are known.
+    branching = assemble(f"test eax, eax\n again: jz again\n .byte 0xe9; .long {p.on:#x} - end\n end:", NEAR)
+    walked = walk(psb_plus(p.again) + tnt("N") + tnt("TN") + tnt("T"), p, branching, stubs=[stub])
+    if source != SITE:
+        assert walked.branches[2:] == [
+            (branching.again, branching.again, "cond"),
+            (branching.again + 2, p.on, "jump"),
+            (p.last, p.f, "cond"),
+        ]
+        assert not walked.errors
+
+
 @pytest.mark.parametrize("where", [0, 4, 7])
 def test_an_interrupt_in_a_stub_that_cannot_be_read_loses_nothing(assemble: Assemble, where: int) -> None:
     p = assemble(SITE)

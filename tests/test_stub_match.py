@@ -28,6 +28,7 @@ from ptwprobe.model import (
 from ptwprobe.stub.assemble import MAX_WORDS, assemble, stub_size_bound
 from ptwprobe.stub.encode import REGISTERS
 from ptwprobe.stub.match import match_stub
+from ptwprobe.stub.straight import straight_end
 
 U64 = (1 << 64) - 1
 SITE = 0x5555_5555_5000
@@ -111,6 +112,15 @@ def facts(stub: Stub) -> tuple[object, ...]:
         ),
         (stub.code, stub.slot_addrs, stub.displaced_map, stub.loads, stub.listing),
     )
+
+
+@settings(max_examples=100, deadline=None)
+@given(requests)
+def test_a_stub_without_branches_leads_to_where_the_program_goes_on(request: StubRequest) -> None:
+    stub = assemble(request)
+    branches = request.form is StubForm.RING or stub.loads or request.displaced in DISPLACED[4:7]
+    jump = SITE + 5 + 0x100 if request.displaced == DISPLACED[7] else request.continue_addr
+    assert straight_end(stub) == (0 if branches else jump)
 
 
 @settings(max_examples=150, deadline=None)

@@ -14,6 +14,7 @@ from ptwprobe.model import Event, Patch, Site
 from ptwprobe.record.channel import ChannelChoice
 from ptwprobe.record.eventtable import EventTable
 from ptwprobe.record.instrument import RefusedSite
+from ptwprobe.stub.straight import straight_end
 
 FORMAT_VERSION = 1
 
@@ -105,6 +106,7 @@ def _event(event: Event, site: Site, patches: Sequence[tuple[int, Patch]]) -> di
                 "stub": patch.stub.addr,
                 "stub_end": patch.stub.end,
                 "continue": patch.window.continue_addr,
+                "resume": straight_end(patch.stub),
                 "tactic": patch.window.tactic.value,
                 "slots": list(patch.stub.slot_addrs),
             }

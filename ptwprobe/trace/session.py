@@ -26,6 +26,7 @@ NativeEvent: TypeAlias = tuple[int, str, list[tuple[str, str]], list[tuple[int, 
 class SessionSite:
     """Where an event was installed in process ``pid``; all but the numbers of bytes are runtime addresses.
 
+    ``resume_addr``: where flow goes on behind a stub whose code is not known; 0: branches of the stub have a say in it.
     ``slots``: the address that stands for each word on the wire, header first.
     """
 
@@ -34,6 +35,7 @@ class SessionSite:
     stub: int
     stub_end: int
     continue_addr: int
+    resume_addr: int
     tactic: str
     slots: tuple[int, ...]
 
@@ -104,9 +106,9 @@ class SessionInfo:
         return self.channel not in ("ring", "uprobe")
 
     def native_stubs(self) -> list[NativeStub]:
-        """Process, start, end, site and where the program goes on, of every stub."""
+        """Process, start, end, site and where flow goes on (0: unknown), of every stub."""
         sites = (site for event in self.events for site in event.sites)
-        return [(site.pid, site.stub, site.stub_end, site.addr, site.continue_addr) for site in sites]
+        return [(site.pid, site.stub, site.stub_end, site.addr, site.resume_addr) for site in sites]
 
 
 class _Object:
@@ -263,6 +265,7 @@ def _site(item: _Object) -> SessionSite:
         stub=item.number("stub"),
         stub_end=item.number("stub_end"),
         continue_addr=item.number("continue"),
+        resume_addr=item.number("resume" if item.has("resume") else "continue"),
         tactic=item.text("tactic"),
         slots=item.numbers("slots", _U64),
     )

@@ -151,6 +151,12 @@ impl Offsets {
     }
 }
 
+/// Whether it is the jump that a probe's site was patched with.
+fn enters_stub(code: &dyn Code, instruction: &Instruction) -> bool {
+    let stub = direct_target(instruction).and_then(|target| code.stub(target));
+    stub.is_some_and(|stub| stub.site == instruction.ip())
+}
+
 /// The block at `ip` in code of `bits` (16, 32 or 64).
 pub fn build(code: &dyn Code, bits: u32, ip: u64, offsets: &mut Offsets) -> (Block, Extent) {
     let mut buffer = [0; READ_LEN];
@@ -158,12 +164,13 @@ pub fn build(code: &dyn Code, bits: u32, ip: u64, offsets: &mut Offsets) -> (Blo
     let first = offsets.0.len();
     let mut at = ip;
     let mut end = None;
+    let closed = code.closed_site(ip);
     'code: while end.is_none() {
         let known = code.read(at, &mut buffer).min(READ_LEN);
         let bytes = buffer.get(..known).unwrap_or_default();
         if bytes.is_empty() {
             // A stub that cannot be read is passed: what it displaced ran in it.
-            end = match code.stub(ip).filter(|stub| at == ip && stub.continue_addr != ip) {
+            end = match code.stub(ip).filter(|stub| at == ip && ![0, ip].contains(&stub.continue_addr)) {
                 Some(stub) => Some((Term::Split, stub.continue_addr, 0)),
                 None => Some((Term::Unknown, at, 0)),
             };
@@ -182,6 +189,10 @@ pub fn build(code: &dyn Code, bits: u32, ip: u64, offsets: &mut Offsets) -> (Blo
                 continue 'code;
             }
             decoder.decode_out(&mut instruction);
+            if closed == Some(at) && !enters_stub(code, &instruction) {
+                end = Some((Term::Unknown, at, 0));
+                continue 'code;
+            }
             if instruction.is_invalid() {
                 let cut = decoder.last_error() == iced_x86::DecoderError::NoMoreBytes;
                 end = Some((if cut { Term::Unknown } else { Term::Invalid }, at, 0));

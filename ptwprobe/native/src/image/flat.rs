@@ -1,5 +1,6 @@
 //! Code that lies in memory: a list of regions.
 
+use super::space::Stubs;
 use crate::flow::code::{Code, Stub};
 use crate::flow::context::Spaces;
 
@@ -8,15 +9,14 @@ use crate::flow::context::Spaces;
 pub struct FlatCode {
     /// (start, bytes), sorted.
     regions: Vec<(u64, Vec<u8>)>,
-    stubs: Vec<Stub>,
+    stubs: Stubs,
 }
 
 impl FlatCode {
     #[must_use]
-    pub fn new(mut regions: Vec<(u64, Vec<u8>)>, mut stubs: Vec<Stub>) -> Self {
+    pub fn new(mut regions: Vec<(u64, Vec<u8>)>, stubs: Vec<Stub>) -> Self {
         regions.sort_unstable_by_key(|&(start, _)| start);
-        stubs.sort_unstable_by_key(|stub| stub.start);
-        Self { regions, stubs }
+        Self { regions, stubs: Stubs::new(stubs) }
     }
 }
 
@@ -42,8 +42,11 @@ impl Code for FlatCode {
     }
 
     fn stub(&self, ip: u64) -> Option<Stub> {
-        let behind = self.stubs.partition_point(|stub| stub.start <= ip);
-        self.stubs.get(behind.checked_sub(1)?).copied().filter(|stub| ip < stub.end)
+        self.stubs.at(ip)
+    }
+
+    fn closed_site(&self, ip: u64) -> Option<u64> {
+        self.stubs.closed_site(ip, |start| self.read(start, &mut [0]) != 0)
     }
 }
 

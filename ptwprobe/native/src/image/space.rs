@@ -15,7 +15,11 @@ pub struct Space {
 
 /// The stubs of a process, which do not overlap.
 #[derive(Clone, Debug, Default)]
-pub struct Stubs(Vec<Stub>);
+pub struct Stubs {
+    all: Vec<Stub>,
+    /// (site, start) of those with branches of their own, sorted.
+    branching: Vec<(u64, u64)>,
+}
 
 impl Stubs {
     /// Empty ones, and of two that overlap the later, are left out.
@@ -29,13 +33,24 @@ impl Stubs {
             end = end.max(stub.end);
             free
         });
-        Self(stubs)
+        let mut branching: Vec<_> =
+            stubs.iter().filter(|stub| stub.continue_addr == 0).map(|stub| (stub.site, stub.start)).collect();
+        branching.sort_unstable();
+        Self { all: stubs, branching }
     }
 
     #[must_use]
     pub fn at(&self, ip: u64) -> Option<Stub> {
-        let behind = self.0.partition_point(|stub| stub.start <= ip);
-        self.0.get(behind.checked_sub(1)?).copied().filter(|stub| ip < stub.end)
+        let behind = self.all.partition_point(|stub| stub.start <= ip);
+        self.all.get(behind.checked_sub(1)?).copied().filter(|stub| ip < stub.end)
+    }
+
+    /// See [`Code::closed_site`]; `knows`: whether there is code at a stub's start.
+    #[must_use]
+    pub fn closed_site(&self, ip: u64, knows: impl Fn(u64) -> bool) -> Option<u64> {
+        let first = self.branching.partition_point(|&(site, _)| site < ip);
+        let rest = self.branching.get(first..).unwrap_or_default();
+        rest.iter().find(|&&(_, start)| !knows(start)).map(|&(site, _)| site)
     }
 }
 
@@ -59,5 +74,9 @@ impl Code for Space {
 
     fn stub(&self, ip: u64) -> Option<Stub> {
         self.stubs.at(ip)
+    }
+
+    fn closed_site(&self, ip: u64) -> Option<u64> {
+        self.stubs.closed_site(ip, |start| self.read(start, &mut [0]) != 0)
     }
 }
