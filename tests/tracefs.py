@@ -39,7 +39,8 @@ class KernelHit:
 
 class Uprobes:
     """Context manager: the events exist and are enabled inside it, in an instance whose buffer holds
-    ``buffer_kb`` KiB a CPU. With ``follow``, nothing is recorded before :meth:`follow` says of whom.
+    ``buffer_kb`` KiB a CPU. Those of one name are one event with several places. With ``follow``, nothing is recorded
+    before :meth:`follow` says of whom.
     """
 
     def __init__(self, events: list[Uprobe], *, buffer_kb: int = 32768, follow: bool = False) -> None:
@@ -62,7 +63,7 @@ class Uprobes:
                 self._write("events/sched/sched_process_exec/enable", "1")
             for e in self.events:
                 _append(f"p:{self.name}/{e.name} {e.path.resolve()}:{e.file_offset:#x} {e.fetch}")
-                self._write(f"events/{self.name}/{e.name}/enable", "1")
+            self._write(f"events/{self.name}/enable", "1")
         except BaseException:
             self._remove()
             raise
@@ -136,8 +137,8 @@ def _remove_instance(instance: Path) -> None:
 
 
 def _remove_events(group: str) -> None:
-    for line in (TRACING / "uprobe_events").read_text().splitlines():
-        event = line.split()[0].split(":", 1)[1]
+    lines = (TRACING / "uprobe_events").read_text().splitlines()
+    for event in {line.split()[0].split(":", 1)[1] for line in lines}:
         if event.startswith(f"{group}/"):
             _append(f"-:{event}")
 
@@ -146,8 +147,8 @@ def _remove_leftovers() -> None:
     for instance in (TRACING / "instances").glob(f"{_PREFIX}_*"):
         if not _owner_lives(instance.name):
             _remove_instance(instance)
-    for line in (TRACING / "uprobe_events").read_text().splitlines():
-        group = line.split()[0].split(":", 1)[1].split("/")[0]
+    lines = (TRACING / "uprobe_events").read_text().splitlines()
+    for group in {line.split()[0].split(":", 1)[1].split("/")[0] for line in lines}:
         if group.startswith(f"{_PREFIX}_") and not _owner_lives(group):
             _remove_events(group)
 

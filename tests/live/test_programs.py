@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -109,17 +110,64 @@ ROWS = [
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 
 
-def filled(row: Row, progs: Programs, folder: Path) -> list[str]:
+@dataclass(frozen=True)
+class Once:
+    """The program works from its start on, goes to its end when a byte comes, and counts what went wrong.
+
+    ``right``: what it counts, in its last line. ``hits``: so many at least.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    probes: tuple[str, ...]
+    right: dict[str, int]
+    hits: int = 20
+
+
+STACK = 8 << 20
+
+ONCE = [
+    Once(
+        "a program with a handler for SIGSEGV that faults on purpose",
+        ("{displaced_faults}", "elsewhere", "jump"),
+        ("elsewhere v=+0(%di)",),
+        {"wrong_rip": 0, "wrong_addr": 0, "wrong_value": 0},
+    ),
+    Once(
+        "a program with a handler for SIGSEGV that faults on purpose in what a probe displaces",
+        ("{displaced_faults}", "first", "skip"),
+        ("first v=+0(%di)",),
+        {"wrong_rip": 0, "wrong_addr": 0, "wrong_value": 0},
+        0,
+    ),
+    Once("a leaf function that lives in its red zone", ("{redzone}",), ("leaf+0x52 v=%di bad=+0(%dx)",), {"wrong": 0}),
+    Once("a program with an alternate signal stack", ("{redzone}",), ("leaf v=%di",), {"wrong": 0, "off_stack": 0}),
+    Once(
+        "a program at its RLIMIT_STACK",
+        ("/bin/sh", "-c", f"ulimit -s {STACK >> 10}; exec {{bounds}} stack"),
+        ("f1000 x=%di y=+0(%di)", "f1001 x=%di"),
+        {"wrong": 0},
+    ),
+    Once(
+        "a program that grows brk by 1 GB after 2,000 probes",
+        ("{bounds}", "brk", "1024"),
+        ("f1??? x=%di", "f2??? x=%di"),
+        {"wrong": 0, "grown": 1 << 30},
+        2000,
+    ),
+]
+
+
+def filled(row: Row | Once, progs: Programs, folder: Path) -> list[str]:
     """The command of ``row``: ``{NAME}`` is a program of tests/progs, ``{script}`` a file with the next word."""
     words: list[str] = []
     for word, after in zip(row.command, [*row.command[1:], ""], strict=True):
-        placeholder = re.fullmatch(r"\{(\w+)\}", word)
         if word == "{script}":
             # In a file, since multiprocessing's spawn starts it again.
             script = folder / "program.py"
             script.write_text(after)
             return [*words, str(script)]
-        words.append(str(progs(placeholder[1])) if placeholder else word)
+        words.append(re.sub(r"\{(\w+)\}", lambda found: str(progs(found[1])), word))
     return words
 
 
@@ -161,3 +209,19 @@ def test_attached_to(row: Row, progs: Programs, start: Start, tmp_path: Path) ->
     target.go()
     assert target.finish() == plain.stdout
     assert target.exit_code == 5
+
+
+@pytest.mark.parametrize("row", ONCE, ids=lambda row: row.name)
+def test_attached_to_up_to_its_end(row: Once, progs: Programs, start: Start, tmp_path: Path) -> None:
+    target = start(*filled(row, progs, tmp_path))
+    session = tmp_path / "s.ptw"
+    probes = [word for probe in row.probes for word in ("-e", probe)]
+    with Recording("-p", str(target.pid), *probes, "-o", session, "-m", "64M") as recording:
+        time.sleep(0.2)
+        target.go()
+        output = target.finish()
+        done = recording.finish().good()
+    assert target.exit_code == 0 and not target.errors
+    counts = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", output.splitlines()[-1])}
+    assert {name: counts[name] for name in row.right} == row.right
+    assert len(cli.hits(session)) == done.totals.hits >= row.hits

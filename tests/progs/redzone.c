@@ -1,6 +1,7 @@
 // cc: -O1 -D_GNU_SOURCE
 // redzone: a leaf function that keeps 16 words below the stack pointer and never moves it, with signals on an alternate stack
-// meanwhile. Runs until a byte comes. Prints "calls=N wrong=N signals=N on_stack=N".
+// meanwhile. Runs until a byte comes. Prints
+// "calls=N wrong=N signals=N on_stack=N off_stack=N": signals handled, and how many of them on that stack or not.
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -37,6 +38,7 @@ int main(void) {
     for (struct pollfd input = {0, POLLIN, 0}; poll(&input, 1, 1) <= 0;)
         for (int i = 0; i < 200; i++, calls++)
             wrong += leaf(calls) != 16 * calls;
-    printf("calls=%ld wrong=%ld signals=%ld on_stack=%ld\n", calls, wrong, signals, on_stack);
+    printf("calls=%ld wrong=%ld signals=%ld on_stack=%ld off_stack=%ld\n", calls, wrong, signals, on_stack,
+           signals - on_stack);
     return wrong != 0;
 }

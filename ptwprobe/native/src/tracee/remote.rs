@@ -182,7 +182,7 @@ pub(super) fn wait_for_stop(tid: i32) -> std::result::Result<(i32, i32), Lost> {
 fn lay_frame(borrowed: &Borrowed, pid: i32, gadgets: &Gadgets, maps: &[Mapping], scratch: &[u8]) -> Option<Laid> {
     let Borrowed { tid, saved, mask, .. } = borrowed;
     let (tid, mask) = (*tid, *mask);
-    if !gadgets.can_return() || sys::has_shadow_stack(tid) {
+    if !gadgets.can_return() || Status::read(tid).is_none_or(|s| s.has_shadow_stack) {
         return None;
     }
     let mut xstate = vec![0u8; MOST_XSTATE];

@@ -24,7 +24,6 @@ pub const OPTIONS_ALONE: c_int = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TR
 pub const SUSPEND_SECCOMP: c_int = 1 << 21;
 /// linux/elf.h
 const NT_X86_XSTATE: usize = 0x202;
-const NT_X86_SHSTK: usize = 0x204;
 const PTRACE_GETSIGMASK: c_uint = 0x420a;
 const PTRACE_SETSIGMASK: c_uint = 0x420b;
 const PTRACE_GET_RSEQ_CONFIGURATION: c_uint = 0x420f;
@@ -104,13 +103,6 @@ pub fn get_xstate(tid: i32, state: &mut [u8]) -> Result<usize, Errno> {
     let mut vec = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
     request(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, &raw mut vec as usize)?;
     Ok(vec.iov_len)
-}
-
-/// Whether the thread keeps its return addresses on a shadow stack, too; its registers alone do not make it return.
-pub fn has_shadow_stack(tid: i32) -> bool {
-    let mut pointer = [0u64; 2];
-    let mut vec = libc::iovec { iov_base: pointer.as_mut_ptr().cast(), iov_len: size_of_val(&pointer) };
-    request(libc::PTRACE_GETREGSET, tid, NT_X86_SHSTK, &raw mut vec as usize).is_ok()
 }
 
 /// The signal mask that the thread has outside of calls that lend it another one.
