@@ -145,10 +145,6 @@ impl Offsets {
         let at = offsets.binary_search(&offset).ok()?;
         Some(offsets.get(at + 1).map_or(block.after(), |&next| extent.start.wrapping_add(next.into())))
     }
-
-    pub fn clear(&mut self) {
-        self.0.clear();
-    }
 }
 
 /// Whether it is the jump that a probe's site was patched with.

@@ -5,6 +5,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use super::block::{build, Block, Extent, Offsets, Term, NONE};
 use super::code::Code;
+use super::node::{Ask, Node};
 
 /// Blocks kept of one space, some 100 bytes each; then they are built anew.
 const MAX_BLOCKS: usize = 1 << 18;
@@ -40,6 +41,8 @@ const RECENT: usize = 1 << 13;
 pub struct Cache {
     bits: u32,
     blocks: Vec<Block>,
+    /// Of each block.
+    nodes: Vec<Node>,
     extents: Vec<Extent>,
     offsets: Offsets,
     by_address: ByAddress,
@@ -54,18 +57,10 @@ impl Cache {
         Self { bits, ..Self::default() }
     }
 
-    /// It has grown so far that it should be cleared; all indices are void then.
+    /// It has grown so far that it should be left for a new one.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.blocks.len() >= MAX_BLOCKS
-    }
-
-    pub fn clear(&mut self) {
-        self.blocks.clear();
-        self.extents.clear();
-        self.offsets.clear();
-        self.by_address.clear();
-        self.recent.clear();
     }
 
     /// The block with this index. Indices come from this cache alone.
@@ -73,6 +68,17 @@ impl Cache {
     #[must_use]
     pub fn block(&self, index: u32) -> &Block {
         &self.blocks[index as usize]
+    }
+
+    /// What happens at a packet, by block.
+    #[inline(always)]
+    #[must_use]
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    pub fn node_mut(&mut self, index: u32) -> &mut Node {
+        &mut self.nodes[index as usize]
     }
 
     /// The address of a block.
@@ -108,6 +114,7 @@ impl Cache {
                 let index = self.blocks.len() as u32;
                 let (block, extent) = build(code, self.bits, ip, &mut self.offsets);
                 self.blocks.push(block);
+                self.nodes.push(Node::new(Ask::New));
                 self.extents.push(extent);
                 self.by_address.insert(ip, index);
                 index

@@ -1,4 +1,6 @@
-//! Packets of a piece, and what each means for the walk.
+//! The packets of a piece, one after the other.
+
+mod effects;
 
 use std::sync::Arc;
 
@@ -20,6 +22,12 @@ pub struct Config {
 /// Types of CFE that are no instruction's doing, whose FUP is that of the transfer itself: INTR, SMI, INIT,
 /// VMEXIT_INTR, SHUTDOWN, UINTR (Intel SDM, "Event Trace").
 const ASYNCHRONOUS: [u8; 6] = [0x1, 0x3, 0x6, 0x9, 0xa, 0xc];
+
+/// Bytes of a packet with an address, by its field `IPBytes`; 0: there is none such.
+const ADDRESS_LEN: [u8; 8] = [1, 3, 5, 7, 7, 0, 9, 0];
+
+/// Short TNT packets that are taken at once: 60 outcomes at most.
+const MAX_TNT: usize = 10;
 
 /// What the next FUP belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,12 +155,10 @@ impl<S: Spaces> Engine<S> {
             };
             // Most of a trace are short TNT packets, and packets with an address.
             if first & 1 == 0 && first > 2 && self.block == Block::None {
-                self.pos += 1;
                 if self.waiting != Waiting::Nothing {
                     self.drop_waiting(out);
                 }
-                let stop = first.leading_zeros();
-                let mut outcomes = Outcomes { bits: u64::from(first) << (57 + stop), count: 6 - stop };
+                let mut outcomes = self.outcomes();
                 if self.walk.state() == State::At {
                     self.from = None;
                     let led = self.walk.branches(&mut outcomes, out);
@@ -178,6 +184,22 @@ impl<S: Spaces> Engine<S> {
         }
     }
 
+    /// Takes the short TNT packets at `pos`, as many as come in a row and fit: how a row ends is hard to foresee.
+    #[inline(always)]
+    fn outcomes(&mut self) -> Outcomes {
+        let (mut bits, mut count) = (0, 0);
+        for &byte in self.piece.bytes.get(self.pos..).unwrap_or_default().iter().take(MAX_TNT) {
+            if byte & 1 != 0 || byte <= 2 {
+                break;
+            }
+            let stop = byte.leading_zeros();
+            bits |= u64::from(byte) << (57 + stop) >> count;
+            count += 6 - stop;
+            self.pos += 1;
+        }
+        Outcomes { bits, count }
+    }
+
     /// Takes the packet at `pos` if it is one with an address and not near the end.
     #[inline(always)]
     fn address(&mut self, first: u8, out: &mut Batch) -> bool {
@@ -190,17 +212,13 @@ impl<S: Spaces> Engine<S> {
         };
         let word = u64::from_le_bytes(*payload);
         let form = first >> 5;
-        let (len, value) = match form {
-            0 => (1, 0),
-            1 => (3, word & 0xffff),
-            2 => (5, word & 0xffff_ffff),
-            3 | 4 => (7, word & 0xffff_ffff_ffff),
-            6 => (9, word),
-            _ => return false,
-        };
-        let field = IpField { bytes: form, value };
+        let len = ADDRESS_LEN[usize::from(form)];
+        if len == 0 {
+            return false;
+        }
+        let field = IpField { bytes: form, value: word };
         let offset = self.pos as u64;
-        self.pos += len;
+        self.pos += usize::from(len);
         if op == 0x1d {
             let ip = self.last_ip.update(field);
             self.fup(ip, offset, out);
@@ -367,237 +385,5 @@ impl<S: Spaces> Engine<S> {
         let (context, next) = self.schedule.during(tsc);
         self.next_context = next;
         self.walk.set_context(context.space, context.tid);
-    }
-
-    fn tnt(&mut self, mut outcomes: Outcomes, out: &mut Batch) {
-        self.from = None;
-        match self.walk.state() {
-            State::At => {
-                let led = self.walk.branches(&mut outcomes, out);
-                self.led(led, outcomes, out);
-            }
-            State::Off => self.fail(Finding::TracingOff, out),
-            State::Lost => {}
-        }
-    }
-
-    /// Goes on with what `outcomes` have left.
-    fn led(&mut self, mut led: Led, mut outcomes: Outcomes, out: &mut Batch) {
-        loop {
-            match led {
-                Led::On => return,
-                Led::ToIndirect => match self.target_ahead() {
-                    Some(ip) => self.walk.deferred(ip, out),
-                    None => {
-                        let ip = self.walk.branch();
-                        return self.fail(Finding::Mismatch { ip }, out);
-                    }
-                },
-                Led::Nowhere(finding) => return self.fail(finding, out),
-            }
-            led = self.walk.branches(&mut outcomes, out);
-        }
-    }
-
-    fn fail(&mut self, finding: Finding, out: &mut Batch) {
-        self.walk.lose();
-        self.find(finding, self.here(), out);
-    }
-
-    fn tip(&mut self, field: IpField, offset: u64, out: &mut Batch) {
-        if self.ahead > 0 {
-            // It moved the walk in the TNT packet before.
-            self.ahead -= 1;
-            return;
-        }
-        let in_kernel = self.last_ip.0 >> 63 == 1;
-        let ip = self.last_ip.update(field);
-        if let Some((from, kind)) = self.from.take() {
-            return self.walk.interrupt(from, ip, kind, out);
-        }
-        match (self.walk.state(), ip) {
-            (State::At, ip) => {
-                if let Err(finding) = self.walk.target(ip, out) {
-                    self.find(finding, offset, out);
-                }
-            }
-            (State::Lost, Some(ip)) if in_kernel => self.come_back(ip),
-            (State::Lost, Some(ip)) => self.walk.enter(ip),
-            (State::Lost, None) => {}
-            (State::Off, ip) => {
-                self.find(Finding::TracingOff, offset, out);
-                if let Some(ip) = ip {
-                    self.walk.enter(ip);
-                }
-            }
-        }
-    }
-
-    fn start_trace(&mut self, ip: Option<u64>, offset: u64, out: &mut Batch) {
-        self.from = None;
-        if self.walk.state() == State::At {
-            self.find(Finding::TracingOn, offset, out);
-        }
-        self.walk.clear_returns();
-        match ip {
-            Some(ip) => {
-                out.push(0, ip, BranchKind::TraceStart);
-                self.come_back(ip);
-            }
-            None => self.walk.lose(),
-        }
-    }
-
-    fn end_trace(&mut self, ip: Option<u64>, offset: u64, out: &mut Batch) {
-        if let Some((from, kind)) = self.from.take() {
-            out.push(from, ip.unwrap_or(0), kind);
-            return self.walk.stop(Some(from));
-        }
-        match self.walk.state() {
-            State::At => self.walk.leave(ip, out),
-            State::Lost => {
-                out.push(0, ip.unwrap_or(0), BranchKind::TraceEnd);
-                self.walk.stop(None);
-            }
-            State::Off => self.find(Finding::TracingOff, offset, out),
-        }
-    }
-
-    fn fup(&mut self, ip: Option<u64>, offset: u64, out: &mut Batch) {
-        if self.in_psb {
-            self.psb_ip = ip;
-            return;
-        }
-        match std::mem::replace(&mut self.waiting, Waiting::Nothing) {
-            Waiting::Word { value, offset } => {
-                if let Some(ip) = ip {
-                    self.go_to(ip, true, offset, out);
-                }
-                self.mark(What::Word { value, ip }, offset, out);
-            }
-            Waiting::Event { packet } => {
-                let kind = match packet.kind {
-                    Kind::ModeTsx(bits) if bits & 2 != 0 => Some(BranchKind::TxAbort),
-                    Kind::Cfe { kind, .. } if ASYNCHRONOUS.contains(&kind) => Some(BranchKind::Interrupt),
-                    _ => None,
-                };
-                self.from = ip.zip(kind);
-                if let Some(ip) = ip {
-                    self.go_to(ip, false, packet.offset, out);
-                }
-                self.mark(What::Event { packet: packet.kind, ip }, packet.offset, out);
-            }
-            Waiting::Overflow => {
-                if let Some(ip) = ip {
-                    self.walk.enter(ip);
-                }
-            }
-            Waiting::Nothing => {
-                let Some(ip) = ip else { return };
-                self.from = Some((ip, BranchKind::Interrupt));
-                self.go_to(ip, false, offset, out);
-            }
-        }
-    }
-
-    /// A FUP tells that the walk is at `ip`. One into code that nothing is known of moves nothing.
-    fn go_to(&mut self, ip: u64, executed: bool, offset: u64, out: &mut Batch) {
-        match self.walk.state() {
-            State::At if self.walk.knows(ip) => {
-                if let Err(finding) = self.walk.go_to(ip, executed, out) {
-                    self.find(finding, offset, out);
-                }
-            }
-            State::At => self.walk.go_to_site(ip, out),
-            State::Lost if self.walk.knows(ip) => {
-                self.walk.enter(ip);
-                // Behind the instruction, where it has run.
-                let _ = self.walk.go_to(ip, executed, out);
-            }
-            _ => {}
-        }
-    }
-
-    /// The FUP of a packet did not come.
-    fn drop_waiting(&mut self, out: &mut Batch) {
-        match std::mem::replace(&mut self.waiting, Waiting::Nothing) {
-            Waiting::Word { value, offset } => self.mark(What::Word { value, ip: None }, offset, out),
-            Waiting::Event { packet } => {
-                self.mark(What::Event { packet: packet.kind, ip: None }, packet.offset, out);
-            }
-            Waiting::Overflow | Waiting::Nothing => {}
-        }
-    }
-
-    fn begin_psb(&mut self) {
-        self.last_ip = LastIp::default();
-        self.clock.psb();
-        self.from = None;
-        self.in_psb = true;
-        self.psb_ip = None;
-        self.ahead = 0;
-    }
-
-    fn end_psb(&mut self, offset: u64, out: &mut Batch) {
-        self.in_psb = false;
-        self.walk.clear_returns();
-        match (self.psb_ip, self.walk.state()) {
-            (Some(ip), State::At) => {
-                // In a stub that cannot be read, the walk is where it was.
-                if self.walk.knows(ip) {
-                    if let Err(finding) = self.walk.go_to(ip, false, out) {
-                        self.find(finding, offset, out);
-                    }
-                    self.walk.clear_returns();
-                    self.walk.enter(ip);
-                }
-            }
-            (Some(ip), _) => self.walk.enter(ip),
-            (None, State::At | State::Lost) => self.walk.stop(None),
-            (None, State::Off) => {}
-        }
-    }
-
-    fn overflow(&mut self, offset: u64, out: &mut Batch) {
-        self.mark(What::Overflow, offset, out);
-        self.walk.lose();
-        self.clock.ovf();
-        self.from = None;
-        self.ahead = 0;
-        self.in_psb = false;
-        self.waiting = Waiting::Overflow;
-    }
-
-    fn finish(&mut self, out: &mut Batch) {
-        if std::mem::replace(&mut self.ended, true) {
-            return;
-        }
-        self.drop_waiting(out);
-        if let (Some(ip), State::At) = (self.piece.next_ip, self.walk.state()) {
-            if self.walk.knows(ip) {
-                if let Err(finding) = self.walk.go_to(ip, false, out) {
-                    self.find(finding, self.here(), out);
-                }
-            }
-        }
-    }
-
-    /// The address of the next TIP, if one comes before anything else that moves control: it belongs to a branch in
-    /// front of TNT packets that came first.
-    fn target_ahead(&mut self) -> Option<u64> {
-        let start = if self.ahead == 0 { self.pos } else { self.ahead_pos };
-        let mut decoder = Decoder::new(self.piece.bytes.get(start..)?, 0);
-        loop {
-            match decoder.next_packet()?.ok()?.kind {
-                Kind::Tip(field) => {
-                    self.ahead_pos = start + decoder.position();
-                    self.ahead += 1;
-                    return self.last_ip.update(field);
-                }
-                Kind::Tnt { .. } | Kind::Pad | Kind::Cyc(_) | Kind::Mtc(_) | Kind::Tsc(_) | Kind::Tma { .. } => {}
-                Kind::Cbr(_) | Kind::Mnt(_) => {}
-                _ => return None,
-            }
-        }
     }
 }

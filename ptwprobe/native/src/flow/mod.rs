@@ -9,6 +9,7 @@ mod cache;
 pub mod code;
 pub mod context;
 mod engine;
+mod node;
 mod pieces;
 mod pool;
 mod returns;

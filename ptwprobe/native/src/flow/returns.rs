@@ -1,60 +1,86 @@
 //! The return addresses that the CPU keeps for RET compression.
 
-use super::block::NONE;
-
 /// The CPU's depth (Intel SDM, "Intel Processor Trace", indirect transfer compression for returns).
-const DEPTH: usize = 64;
+const DEPTH: u32 = 64;
 
-/// A return address, and the block there if it is known by now.
-#[derive(Clone, Copy, Debug)]
-pub struct Return {
-    pub ip: u64,
-    pub block: u32,
-}
+/// What is written and does not count must not hit what does.
+const RING: usize = 2 * DEPTH as usize;
 
-/// A full stack forgets its oldest address.
+/// Blocks at return addresses. A full stack forgets its oldest.
 #[derive(Clone, Debug)]
 pub struct Returns {
-    ring: [Return; DEPTH],
-    top: usize,
-    len: usize,
+    ring: [u32; RING],
+    /// Wraps.
+    top: u32,
+    /// Where it is empty; more than `DEPTH` below `top` it counts as if it were `DEPTH` below.
+    bottom: u32,
 }
 
 impl Default for Returns {
     fn default() -> Self {
-        Self { ring: [Return { ip: 0, block: NONE }; DEPTH], top: 0, len: 0 }
+        Self { ring: [0; RING], top: 0, bottom: 0 }
     }
 }
 
 impl Returns {
-    #[inline]
-    pub fn push(&mut self, ip: u64, block: u32) {
-        self.top = (self.top + 1) % DEPTH;
-        self.ring[self.top] = Return { ip, block };
-        self.len = (self.len + 1).min(DEPTH);
+    /// Pushes `times` (0 or 1) of it, by the same instructions in both cases.
+    #[inline(always)]
+    pub fn push_if(&mut self, times: u8, block: u32) {
+        let top = self.top.wrapping_add(1);
+        // What stands above the top means nothing.
+        self.ring[top as usize % RING] = block;
+        self.top = self.top.wrapping_add(times.into());
     }
 
-    #[inline]
-    pub fn pop(&mut self) -> Option<Return> {
-        self.len = self.len.checked_sub(1)?;
-        let last = self.ring[self.top];
-        self.top = (self.top + DEPTH - 1) % DEPTH;
+    pub fn push(&mut self, block: u32) {
+        self.push_if(1, block);
+    }
+
+    /// Where it ends now, for `cut`.
+    #[inline(always)]
+    pub fn top(&self) -> u32 {
+        self.top
+    }
+
+    /// Takes off what was pushed since then.
+    #[inline(always)]
+    pub fn cut(&mut self, top: u32) {
+        self.top = top;
+    }
+
+    #[inline(always)]
+    pub fn pop(&mut self) -> Option<u32> {
+        if self.is_empty() {
+            return None;
+        }
+        let last = self.ring[self.top as usize % RING];
+        self.top = self.top.wrapping_sub(1);
         Some(last)
     }
 
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+    /// Before a pop, which alone makes it less: what was pushed beyond the depth is forgotten here.
+    #[inline(always)]
+    pub fn is_empty(&mut self) -> bool {
+        if self.top.wrapping_sub(self.bottom) > DEPTH {
+            self.bottom = self.top.wrapping_sub(DEPTH);
+        }
+        self.top == self.bottom
     }
 
     pub fn clear(&mut self) {
-        self.len = 0;
+        self.bottom = self.top;
     }
 
-    /// Blocks are numbered anew.
-    pub fn forget_blocks(&mut self) {
-        for entry in &mut self.ring {
-            entry.block = NONE;
+    /// Blocks are numbered anew: `new` tells how.
+    pub fn renumber(&mut self, mut new: impl FnMut(u32) -> u32) {
+        if self.is_empty() {
+            return;
+        }
+        let mut at = self.bottom;
+        while at != self.top {
+            at = at.wrapping_add(1);
+            let block = &mut self.ring[at as usize % RING];
+            *block = new(*block);
         }
     }
 }
@@ -66,12 +92,24 @@ mod tests {
     #[test]
     fn the_oldest_of_65_is_forgotten() {
         let mut returns = Returns::default();
-        for ip in 0..65 {
-            returns.push(ip, NONE);
+        for block in 0..65 {
+            returns.push(block);
         }
-        for ip in (1..65).rev() {
-            assert_eq!(returns.pop().map(|entry| entry.ip), Some(ip));
+        for block in (1..65).rev() {
+            assert_eq!(returns.pop(), Some(block));
         }
         assert!(returns.is_empty() && returns.pop().is_none());
+    }
+
+    #[test]
+    fn what_was_forgotten_does_not_come_back() {
+        let mut returns = Returns::default();
+        (0..1000).for_each(|block| returns.push(block));
+        (0..60).for_each(|_| assert!(returns.pop().is_some()));
+        (0..10).for_each(|block| returns.push(block));
+        returns.push_if(0, 77);
+        returns.renumber(|block| block + 1);
+        let all: Vec<_> = std::iter::from_fn(|| returns.pop()).collect();
+        assert_eq!(all, [10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 940, 939, 938, 937]);
     }
 }

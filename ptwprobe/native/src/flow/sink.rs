@@ -1,6 +1,7 @@
 //! What the walk yields.
 
 use std::fmt;
+use std::mem::MaybeUninit;
 
 use super::pieces::Skipped;
 use crate::pt::Kind;
@@ -142,8 +143,44 @@ pub struct Batch {
     pub marks: Vec<Mark>,
 }
 
+/// The end of a batch, at hand.
+pub(super) struct Open<'a> {
+    room: &'a mut [MaybeUninit<Branch>],
+    before: usize,
+    len: usize,
+}
+
+impl Open<'_> {
+    /// There is room for `more` after the branches so far.
+    #[inline(always)]
+    pub fn has_room(&self, more: usize) -> bool {
+        self.len + more <= self.room.len()
+    }
+
+    /// How many branches the batch has now.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.before + self.len
+    }
+
+    /// Pushes `times` (0 or 1) of it, by the same instructions in both cases.
+    ///
+    /// # Safety
+    ///
+    /// There is room for one more.
+    #[inline(always)]
+    pub unsafe fn push_if(&mut self, times: u8, branch: &Branch) {
+        debug_assert!(self.has_room(1) && times <= 1);
+        // SAFETY: the caller's.
+        let room = unsafe { self.room.get_unchecked_mut(self.len) };
+        // As words: its bytes one by one take three times as long.
+        room.write(*branch);
+        self.len += usize::from(times);
+    }
+}
+
 /// Branches of a batch, and marks: then it is handed over.
-const FULL: usize = 1 << 15;
+const FULL: usize = 1 << 13;
 
 impl Batch {
     pub fn clear(&mut self) {
@@ -172,16 +209,23 @@ impl Batch {
         self.branches.push(Branch::new(from, to, kind));
     }
 
-    /// Pushes it if `taken`, without a branch on that.
-    #[inline]
-    pub(super) fn push_if(&mut self, taken: bool, from: u64, to: u64, kind: BranchKind) {
-        self.branches.reserve(1);
+    /// For many branches in a row; `close` takes how many there are then.
+    #[inline(always)]
+    pub(super) fn open(&mut self) -> Open<'_> {
         let len = self.branches.len();
-        if let Some(room) = self.branches.spare_capacity_mut().first_mut() {
-            room.write(Branch::new(from, to, kind));
-            // SAFETY: there is room for one more, and what stands there has just been written.
-            unsafe { self.branches.set_len(len + usize::from(taken)) };
-        }
+        Open { room: self.branches.spare_capacity_mut(), before: len, len: 0 }
+    }
+
+    #[inline(always)]
+    pub(super) fn close(&mut self, len: usize) {
+        debug_assert!(len >= self.branches.len() && len <= self.branches.capacity());
+        // SAFETY: an `Open` of this batch has written all up to there, in the room that there was.
+        unsafe { self.branches.set_len(len) };
+    }
+
+    #[cold]
+    pub(super) fn make_room(&mut self) {
+        self.branches.reserve(2 * FULL);
     }
 
     /// What was left out of a stream before what comes next.
