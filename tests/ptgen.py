@@ -39,11 +39,13 @@ class Hit(NamedTuple):
 
 
 class Psb(NamedTuple):
-    """A PSB at ``offset`` in the stream, with so many branches and hits before it."""
+    """A PSB at ``offset`` in the stream, with so many branches and hits before it. ``ip`` is that of its FUP (0 without
+    one)."""
 
     offset: int
     branches: int
     hits: int
+    ip: int
 
 
 @functools.cache
@@ -86,7 +88,7 @@ class Made:
         return [Hit(*record) for record in struct.iter_unpack("<QQQQ", self._bytes("hits", stream))]
 
     def psbs(self, stream: int = 0) -> list[Psb]:
-        return [Psb(*record) for record in struct.iter_unpack("<QQQ", self._bytes("psbs", stream))]
+        return [Psb(*record) for record in struct.iter_unpack("<QQQQ", self._bytes("psbs", stream))]
 
     def losses(self, stream: int = 0) -> list[dict[str, Any]]:
         """Branches ``first`` to ``sure`` may be known, from there to ``end`` cannot; behind cut bytes a decoder may be

@@ -87,7 +87,7 @@ def unknown(made: Made, stream: int) -> list[Unknown]:
     """Behind an overflow the CPU says where it is. Behind cut bytes a decoder may be astray up to the next PSB that
     tells an address in code that it can read."""
     truth = made.branches(stream)
-    in_stubs = "stubpsb" in made.truth["features"] and not made.truth["visible"]
+    hidden = [] if made.truth["visible"] else [range(stub["start"], stub["end"]) for stub in made.truth["stubs"]]
     parts = []
     for loss in made.losses(stream):
         first, until, hits = loss["first"], loss["end"], loss["hits"]
@@ -95,10 +95,10 @@ def unknown(made: Made, stream: int) -> list[Unknown]:
         while first and KINDS[truth[first - 1].kind] in ("jump", "call"):
             first -= 1
         if loss["what"] == "cut":
-            psbs = [psb for psb in made.psbs(stream) if psb.branches >= loss["until"]]
-            last = psbs[1:2] if in_stubs else psbs[:1]
-            until = last[0].branches if last else len(truth)
-            hits = [hits[0], max(hits[1], last[0].hits if last else len(made.hits(stream)))]
+            psbs = (psb for psb in made.psbs(stream) if psb.branches >= loss["until"])
+            last = next((psb for psb in psbs if not any(psb.ip in stub for stub in hidden)), None)
+            until = last.branches if last else len(truth)
+            hits = [hits[0], max(hits[1], last.hits if last else len(made.hits(stream)))]
         parts.append(Unknown(first, until, range(*hits)))
     return parts
 

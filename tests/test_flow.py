@@ -247,6 +247,14 @@ def test_after_bytes_that_are_no_packet_it_goes_on_at_the_next_psb(assemble: Ass
     assert [(offset, kind) for _, _, offset, kind, _, _ in walked.marks] == [(len(bad) - 3, "error")]
 
 
+@pytest.mark.parametrize("kept", [b"\x4d\x05\x34\x06", b"\x02\x32\x01", b"\x02"], ids=["tip", "ptw", "byte"])
+def test_a_packet_without_its_end_does_not_take_the_psb_behind_it(assemble: Assemble, kept: bytes) -> None:
+    p = assemble(LOOP)
+    walked = walk(psb_plus(p.top) + tnt("T") + kept + psb_plus(p.again) + tnt("T"), p)
+    assert walked.branches[0] == walked.branches[-1] == (p.again, p.top, "cond")
+    assert len(walked.errors) >= 1
+
+
 def test_a_packet_that_does_not_fit_the_code_costs_no_more_than_up_to_the_next_target(assemble: Assemble) -> None:
     p = assemble(LOOP)
     walked = walk(psb_plus(p.top) + tip(p.first) + tip(p.top) + tnt("T"), p)

@@ -110,7 +110,7 @@ impl Cpu<'_> {
     /// PSB+ and what it does to the CPU. Without `ip` packets are not enabled.
     pub fn psb_at(&mut self, ip: Option<u64>) -> io::Result<()> {
         self.em.begin_event();
-        self.truth.psb(self.em.out.len())?;
+        self.truth.psb(self.em.out.len(), ip.unwrap_or(0))?;
         for loss in &mut self.truth.losses {
             if loss.until == u64::MAX {
                 loss.until = self.truth.count;

@@ -1,8 +1,8 @@
 //! What really happened, for tests to compare a decoder with.
 //!
 //! `branches.bin`: records of 24 bytes: from, to (u64), kind (u8), 7 zeros. `hits.bin`: records of 32 bytes: branches
-//! before it, value, IP of its FUP (0 without one), TSC. `psbs.bin`: records of 24 bytes: offset in the stream, and
-//! branches and hits before it. All little endian.
+//! before it, value, IP of its FUP (0 without one), TSC. `psbs.bin`: records of 32 bytes: offset in the stream, branches
+//! and hits before it, IP of its FUP. All little endian.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -94,8 +94,8 @@ impl Truth {
         self.hits.write_all(&[self.count, value, ip, tsc].map(u64::to_le_bytes).concat())
     }
 
-    pub fn psb(&mut self, offset: usize) -> io::Result<()> {
-        self.psbs.write_all(&[offset as u64, self.count, self.hit_count].map(u64::to_le_bytes).concat())
+    pub fn psb(&mut self, offset: usize, ip: u64) -> io::Result<()> {
+        self.psbs.write_all(&[offset as u64, self.count, self.hit_count, ip].map(u64::to_le_bytes).concat())
     }
 
     /// Writes out what is sure to stay.

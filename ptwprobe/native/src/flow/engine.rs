@@ -9,7 +9,7 @@ use super::pieces::OwnedPiece;
 use super::sink::{Batch, BranchKind, Finding, Mark, What};
 use super::suspended::Suspended;
 use super::walk::{Led, Outcomes, State, Walk};
-use crate::pt::{find_psb, BadReason, Block, Clock, Decoder, IpField, Kind, LastIp, Packet, TimeConfig};
+use crate::pt::{behind_bad, find_psb, BadReason, Block, Clock, Decoder, IpField, Kind, LastIp, Packet, TimeConfig};
 
 /// How a trace was recorded.
 #[derive(Clone, Copy, Debug, Default)]
@@ -273,7 +273,8 @@ impl<S: Spaces> Engine<S> {
                 self.drop_waiting(out);
                 self.find(finding, bad.offset, out);
                 self.walk.lose();
-                self.pos = find_psb(&self.piece.bytes, self.pos + 1).unwrap_or(self.piece.bytes.len());
+                let bytes = &self.piece.bytes;
+                self.pos = find_psb(bytes, behind_bad(bytes, self.pos)).unwrap_or(bytes.len());
                 self.block = Block::None;
             }
             None => self.pos = self.piece.bytes.len(),

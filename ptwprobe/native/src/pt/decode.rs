@@ -29,6 +29,14 @@ pub fn find_psb(bytes: &[u8], from: usize) -> Option<usize> {
     memchr::memmem::find(bytes.get(from..)?, &PSB).map(|at| from + at)
 }
 
+/// Where to look for a PSB from, behind bytes at `bad` that are no packet: at the next, or at a PSB that has begun
+/// already. A packet that lost its end takes what follows for it.
+#[must_use]
+pub fn behind_bad(bytes: &[u8], bad: usize) -> usize {
+    let end = bytes.len().min(bad.saturating_add(PSB.len()));
+    find_psb(bytes.get(..end).unwrap_or_default(), bad.saturating_sub(PSB.len() - 1)).unwrap_or(bad.saturating_add(1))
+}
+
 impl<'a> Decoder<'a> {
     /// `base` is added to all offsets.
     #[must_use]
@@ -294,6 +302,15 @@ mod tests {
         let packet = decoder.next_packet().expect("not empty").expect("known");
         assert_eq!(packet.len as usize, bytes.len());
         packet.kind
+    }
+
+    #[test]
+    fn behind_bytes_that_are_no_packet_a_psb_that_has_begun_counts() {
+        let bytes = [&[0x4d, 0x05, 0x34, 0x06][..], &PSB, &[0x02, 0x23]].concat();
+        assert_eq!(behind_bad(&bytes, 6), 4);
+        assert_eq!(behind_bad(&bytes, 4), 4);
+        assert_eq!(behind_bad(&bytes, 20), 21);
+        assert_eq!(behind_bad(&[], 0), 1);
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod packet;
 mod scan;
 mod time;
 
-pub use decode::{find_psb, Block, Decoder};
+pub use decode::{behind_bad, find_psb, Block, Decoder};
 pub use encode::{encode, encode_fup, encode_hit, encode_psb, encode_psb_plus};
 pub use packet::{Bad, BadReason, IpField, Kind, LastIp, Packet};
 pub use scan::Scan;

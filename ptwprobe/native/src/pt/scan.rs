@@ -1,18 +1,17 @@
 //! The fast way over packets that only tell where the program went and what time it is.
 //!
-//! Most of a trace is TNT and IP packets. They are passed by tables of what a packet's first byte says; only the last IP
-//! and the time are kept. What else there is, the plain decoder reads.
+//! Most of a trace is TNT and IP packets. They are passed many at a time (see `blocks`), and those that are not so
+//! frequent by tables of what a packet's first byte says; only the last IP and the time are kept. What else there is, the
+//! plain decoder reads.
 
 use super::{nearest_tsc, Clock, LastIp};
 
+mod blocks;
 #[cfg(test)]
 mod tests;
 
-/// Bytes looked at together: 7 of short TNT packets, and an IP packet.
+/// Bytes that are there when a packet is looked at: none of those that are passed over is longer.
 const WINDOW_LEN: usize = 16;
-
-const LOW_BITS: u64 = 0x0101_0101_0101_0101;
-const HIGH_BITS: u64 = LOW_BITS << 7;
 
 /// What passes over packets leave behind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,6 +55,7 @@ const LONG_TNT: u8 = 0xa3;
 const TMA: u8 = 0x73;
 const CBR: u8 = 0x03;
 const MTC: u8 = 0x59;
+const TSC: u8 = 0x19;
 
 /// Who is told of packets of time.
 trait Timer {
@@ -64,6 +64,16 @@ trait Timer {
     fn tsc(&mut self, low: u64);
     fn mtc(&mut self, ctc: u8);
     fn cyc(&mut self, cycles: u64);
+
+    /// A packet by its first byte and what follows.
+    #[inline(always)]
+    fn take(&mut self, first: u8, payload: u64) {
+        match first {
+            TSC => self.tsc(payload << 8 >> 8),
+            MTC => self.mtc(payload as u8),
+            cyc => self.cyc(u64::from(cyc >> 3)),
+        }
+    }
 }
 
 /// The last TSC.
@@ -113,72 +123,47 @@ impl Scan {
         self.run(bytes, clock)
     }
 
-    #[inline(always)]
     fn run<T: Timer>(&mut self, bytes: &[u8], timer: &mut T) -> usize {
-        let table = if T::ALL { &FIRST_TIMED } else { &FIRST };
         let mut at = 0;
-        let LastIp(mut last_ip) = self.last_ip;
-        while let Some(window) = bytes.get(at..).and_then(|rest| rest.first_chunk::<WINDOW_LEN>()) {
-            let window = u128::from_le_bytes(*window);
-            let tnts = leading_tnts(window as u64);
-            at += tnts;
-            if tnts == 8 {
-                continue;
-            }
-            let packet = window >> (8 * tnts);
-            let payload = (packet >> 8) as u64;
-            let first = &table[usize::from(packet as u8)];
-            match first.class {
-                Class::Plain => {
-                    let value = ((payload << (first.filled & 63)) as i64 >> (first.filled & 63)) as u64;
-                    last_ip = last_ip & first.keep | value & !first.keep;
-                    at += usize::from(first.len);
-                }
-                Class::Tsc => {
-                    timer.tsc(payload << 8 >> 8);
-                    at += usize::from(first.len);
-                }
-                Class::Time if T::ALL => {
-                    match packet as u8 {
-                        MTC => timer.mtc(payload as u8),
-                        cyc => timer.cyc(u64::from(cyc >> 3)),
-                    }
-                    at += usize::from(first.len);
-                }
-                Class::Mode => {
-                    let leaf = payload as u8;
-                    if leaf >> 5 > 1 || leaf & 3 == 3 {
-                        break;
-                    }
-                    at += usize::from(first.len);
-                }
-                Class::Extended => {
-                    let op = payload as u8;
-                    let len = EXTENDED[usize::from(op)];
-                    // Without a stop bit, or with nothing but it.
-                    let empty = op == LONG_TNT && payload >> 8 & 0xffff_ffff_ffff < 2;
-                    let timed = T::ALL && matches!(op, TMA | CBR);
-                    if len == 0 || timed || empty || bytes.len() - at < usize::from(len) {
-                        break;
-                    }
-                    at += usize::from(len);
-                }
-                Class::Time | Class::Other => break,
+        loop {
+            at += blocks::pass(&mut self.last_ip, timer, bytes.get(at..).unwrap_or_default());
+            match packet(&mut self.last_ip, timer, bytes.get(at..).unwrap_or_default()) {
+                Some(len) => at += len,
+                None => return at,
             }
         }
-        self.last_ip = LastIp(last_ip);
-        at
     }
 }
 
-/// How many of the 8 bytes, from the lowest on, are short TNT packets or PADs: even, and not 2.
-#[inline]
-fn leading_tnts(bytes: u64) -> usize {
-    let odd = (bytes & LOW_BITS) << 7;
-    // Set for a byte of 2, and maybe above one.
-    let differs = bytes ^ LOW_BITS << 1;
-    let twos = differs.wrapping_sub(LOW_BITS) & !differs & HIGH_BITS;
-    ((odd | twos).trailing_zeros() / 8) as usize
+/// Passes over one packet; its length.
+fn packet<T: Timer>(LastIp(last_ip): &mut LastIp, timer: &mut T, bytes: &[u8]) -> Option<usize> {
+    let table = if T::ALL { &FIRST_TIMED } else { &FIRST };
+    let window = u128::from_le_bytes(*bytes.first_chunk::<WINDOW_LEN>()?);
+    let payload = (window >> 8) as u64;
+    let first = &table[usize::from(window as u8)];
+    match first.class {
+        Class::Plain => {
+            let value = ((payload << (first.filled & 63)) as i64 >> (first.filled & 63)) as u64;
+            *last_ip = *last_ip & first.keep | value & !first.keep;
+        }
+        Class::Tsc | Class::Time => timer.take(window as u8, payload),
+        Class::Mode => {
+            let leaf = payload as u8;
+            if leaf >> 5 > 1 || leaf & 3 == 3 {
+                return None;
+            }
+        }
+        Class::Extended => {
+            let op = payload as u8;
+            let len = EXTENDED[usize::from(op)];
+            // Without a stop bit, or with nothing but it.
+            let empty = op == LONG_TNT && payload >> 8 & 0xffff_ffff_ffff < 2;
+            let timed = T::ALL && matches!(op, TMA | CBR);
+            return (len != 0 && !timed && !empty).then_some(usize::from(len));
+        }
+        Class::Other => return None,
+    }
+    Some(usize::from(first.len))
 }
 
 const fn first_bytes(timed: bool) -> [First; 256] {
@@ -188,7 +173,7 @@ const fn first_bytes(timed: bool) -> [First; 256] {
     while byte < 256 {
         table[byte] = match byte as u8 {
             0x02 => First { class: Class::Extended, ..other },
-            0x19 => First { class: Class::Tsc, len: 8, ..other },
+            TSC => First { class: Class::Tsc, len: 8, ..other },
             MTC if timed => First { class: Class::Time, len: 2, ..other },
             _ if timed && byte & 7 == 3 => First { class: Class::Time, len: 1, ..other },
             MTC => First { class: Class::Plain, len: 2, ..other },

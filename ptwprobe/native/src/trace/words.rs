@@ -6,7 +6,7 @@ use std::fmt;
 use super::past::Past;
 use super::window::Window;
 use crate::perfdata::{AuxChunk, Reader};
-use crate::pt::{find_psb, BadReason, Block, Decoder, Kind, TimeConfig, PSB};
+use crate::pt::{behind_bad, find_psb, BadReason, Block, Decoder, Kind, TimeConfig, PSB};
 
 /// What comes next in a stream; `offset` in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,8 +174,7 @@ impl Words {
                     self.synced = false;
                     self.skipped = 0;
                     self.waiting = None;
-                    // The bytes may look like the start of a PSB: go past the first.
-                    done = decoder.position() + 1;
+                    done = behind_bad(rest, decoder.position());
                     break Step::Word(Word::Gap {
                         tsc: self.past.now(),
                         offset: bad.offset,

@@ -53,14 +53,6 @@ fn packets() -> impl Strategy<Value = Vec<u8>> {
 }
 
 #[test]
-fn runs_of_tnt_packets_end_at_what_is_none() {
-    assert_eq!(leading_tnts(u64::from_le_bytes([0x06, 0, 0xfc, 0x04, 0x80, 0xfe, 0x08, 0x10])), 8);
-    assert_eq!(leading_tnts(u64::from_le_bytes([0x02, 0x82, 0x06, 0x06, 0x06, 0x06, 0x06, 0x06])), 0);
-    assert_eq!(leading_tnts(u64::from_le_bytes([0x06, 0x03, 0x02, 0x06, 0x06, 0x06, 0x06, 0x06])), 1);
-    assert_eq!(leading_tnts(u64::from_le_bytes([0x82, 0xfc, 0xfc, 0x02, 0x03, 0x06, 0x06, 0x06])), 3);
-}
-
-#[test]
 fn a_run_of_flow_is_passed_up_to_the_word_behind_it() {
     let mut bytes = Vec::new();
     let mut last = LastIp::default();
@@ -77,7 +69,24 @@ fn a_run_of_flow_is_passed_up_to_the_word_behind_it() {
     assert_eq!(scan, Scan { last_ip: last, tsc: 99 });
 }
 
+/// Without blocks, as on a CPU that cannot.
+fn pass_singly(scan: &mut Scan, bytes: &[u8]) -> usize {
+    let mut at = 0;
+    while let Some(len) = packet(&mut scan.last_ip, &mut scan.tsc, &bytes[at..]) {
+        at += len;
+    }
+    at
+}
+
 proptest! {
+    #[test]
+    fn blocks_pass_over_what_single_packets_do(bytes in packets(), before: u64) {
+        let mut by_blocks = Scan { tsc: 7, last_ip: LastIp(before) };
+        let mut singly = by_blocks;
+        prop_assert_eq!(by_blocks.pass(&bytes), pass_singly(&mut singly, &bytes));
+        prop_assert_eq!(by_blocks, singly);
+    }
+
     #[test]
     fn passing_finds_what_plain_decoding_finds(bytes in packets()) {
         prop_assert_eq!(run(&bytes, true, stays), run(&bytes, false, stays));
