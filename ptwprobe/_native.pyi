@@ -40,9 +40,10 @@ def walk(
     tsc_ctc: tuple[int, int] | None = ...,
     mtc_shift: int = ...,
     max_nonturbo: int = ...,
+    cpu: str = ...,
 ) -> tuple[bytes, list[_FlowMark]]:
     """Walks Intel PT ``packets`` over code: ``regions`` are (start, bytes), ``stubs`` (start, end, site, where the
-    program goes on).
+    program goes on); ``cpu``: what wrote them, as perf has it: "GenuineIntel,6,94,3".
 
     The taken branches, 24 bytes each, little-endian: from, to, kind. Marks: (branches before, TSC, offset in
     ``packets``, kind, value or text, address or None); kinds: word, event, overflow, missing, error, soft.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import subprocess
 import sys
 import time
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from ptwprobe._native import CodeTimeline, NativeError
+from ptwprobe.probe.elffile import open_elf
 from ptwprobe.process import Mapping, Process
+from tests.perfbuild import MMAP2, PerfBuild, record
 
 pytestmark = pytest.mark.needs("root", "perf")
 
@@ -135,6 +138,23 @@ def test_a_file_that_was_replaced_is_not_taken_for_the_old_one(tmp_path: Path) -
     content = Path("/bin/sleep").read_bytes()[mapping.offset :]
     assert kept.read(kept.process(pid, END), mapping.start, 4096) == content[:4096]
     assert kept.notes() == []
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_build_ids_in_a_file_that_was_written_to_a_pipe(tmp_path: Path, same: bool) -> None:
+    program = tmp_path / "program"
+    shutil.copy("/bin/sleep", program)
+    build_id = bytes.fromhex(open_elf(str(program), "program").build_id)
+    build = PerfBuild()
+    name = bytes(program) + b"\0" * (8 - len(bytes(program)) % 8)
+    mapping = struct.pack("<IIQQQIIQQII", 7, 7, 0x400000, 0x3000, 0, 0, 0, 0, 0, 5, 2)
+    build.kernel(MMAP2, mapping + name, 7, 7, 1000)
+    told = build_id if same else bytes(byte ^ 1 for byte in build_id)
+    # perf tells them last.
+    build.parts.append(record(67, struct.pack("<i20sI", -1, told, 0) + name))
+    timeline = CodeTimeline(build.write_pipe(tmp_path / "perf.data"))
+    assert timeline.read(timeline.process(7, END), 0x400000, 4) == (b"\x7fELF" if same else b"")
+    assert len(timeline.notes()) == (not same)
 
 
 def test_what_is_no_perf_data_is_an_error(tmp_path: Path) -> None:

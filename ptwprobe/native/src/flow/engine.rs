@@ -9,7 +9,9 @@ use super::pieces::OwnedPiece;
 use super::sink::{Batch, BranchKind, Finding, Mark, What};
 use super::suspended::Suspended;
 use super::walk::{Led, Outcomes, State, Walk};
-use crate::pt::{behind_bad, find_psb, BadReason, Block, Clock, Decoder, IpField, Kind, LastIp, Packet, TimeConfig};
+use crate::pt::{
+    behind_bad, find_psb, BadReason, Block, Clock, Decoder, Errata, IpField, Kind, LastIp, Packet, TimeConfig,
+};
 
 /// How a trace was recorded.
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,6 +19,7 @@ pub struct Config {
     /// Returns may be one taken branch of a TNT packet.
     pub compressed_returns: bool,
     pub time: TimeConfig,
+    pub errata: Errata,
 }
 
 /// Types of CFE that are no instruction's doing, whose FUP is that of the transfer itself: INTR, SMI, INIT,
@@ -28,6 +31,11 @@ const ADDRESS_LEN: [u8; 8] = [1, 3, 5, 7, 7, 0, 9, 0];
 
 /// Short TNT packets that are taken at once: 60 outcomes at most.
 const MAX_TNT: usize = 10;
+
+/// Whether an address is in the kernel's half.
+fn is_kernel(ip: u64) -> bool {
+    ip >> 63 == 1
+}
 
 /// What the next FUP belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +69,10 @@ pub struct Engine<S> {
     pos: usize,
     /// `pos`, while the walk waits.
     halted: Option<usize>,
+    /// Behind the packet that told the address, after a PSB or an overflow; 0: none.
+    synced_at: usize,
+    /// That the kernel's code is not known.
+    told_kernel: bool,
     block: Block,
     last_ip: LastIp,
     waiting: Waiting,
@@ -78,13 +90,15 @@ impl<S: Spaces> Engine<S> {
     pub fn new(config: Config, spaces: S) -> Self {
         Self {
             config,
-            walk: Walk::new(spaces, config.compressed_returns),
+            walk: Walk::new(spaces, config.compressed_returns, config.errata),
             schedule: Arc::default(),
             clock: Clock::new(config.time, 0),
             next_context: 0,
             piece: OwnedPiece::default(),
             pos: 0,
             halted: None,
+            synced_at: 0,
+            told_kernel: false,
             block: Block::None,
             last_ip: LastIp::default(),
             waiting: Waiting::Nothing,
@@ -104,6 +118,8 @@ impl<S: Spaces> Engine<S> {
         self.clock = Clock::new(self.config.time, piece.tsc);
         self.pos = 0;
         self.halted = None;
+        self.synced_at = 0;
+        self.told_kernel = false;
         self.block = Block::None;
         self.last_ip = LastIp::default();
         self.waiting = Waiting::Nothing;
@@ -178,6 +194,11 @@ impl<S: Spaces> Engine<S> {
     /// The program comes back to `ip`, where an interrupt may have left the walk.
     fn come_back(&mut self, ip: u64) {
         self.walk.come_back(ip);
+        self.halt();
+    }
+
+    /// If the walk has to wait.
+    fn halt(&mut self) {
         if self.walk.waits() {
             // No packet is there, so that the loop over them need not ask.
             self.halted = Some(std::mem::replace(&mut self.pos, usize::MAX));
@@ -258,7 +279,7 @@ impl<S: Spaces> Engine<S> {
             self.pos += 2;
             return self.set_mode(mode);
         }
-        let mut decoder = Decoder::resume(rest, self.pos as u64, self.block);
+        let mut decoder = Decoder::resume(rest, self.pos as u64, self.block).with(self.config.errata);
         match decoder.next_packet() {
             Some(Ok(packet)) => {
                 self.pos += usize::from(packet.len);
@@ -287,6 +308,15 @@ impl<S: Spaces> Engine<S> {
     }
 
     fn find(&mut self, finding: Finding, offset: u64, out: &mut Batch) {
+        let finding = match finding {
+            Finding::NoCode { ip } if is_kernel(ip) => {
+                if std::mem::replace(&mut self.told_kernel, true) {
+                    return;
+                }
+                Finding::Kernel { ip }
+            }
+            other => other,
+        };
         self.mark(What::Finding(finding), offset, out);
     }
 

@@ -79,13 +79,16 @@ pub enum Finding {
     TracingOn,
     /// Nothing leads from `from` to the address that a packet tells. The packet is believed, and nothing is lost.
     Unreachable { from: u64, ip: u64 },
+    /// Here is the kernel, whose code is not known: its branches are left out, those of programs are not. Told once for
+    /// a part of the trace.
+    Kernel { ip: u64 },
 }
 
 impl Finding {
     /// Whether branches may be missing.
     #[must_use]
     pub fn loses_branches(self) -> bool {
-        !matches!(self, Self::Unreachable { .. } | Self::TracingOn)
+        !matches!(self, Self::Unreachable { .. } | Self::TracingOn | Self::Kernel { .. })
     }
 }
 
@@ -95,6 +98,7 @@ impl fmt::Display for Finding {
             Self::BadPacket => f.write_str("bytes that are no packet; the flow goes on at the next PSB"),
             Self::CutPacket => f.write_str("the trace ends inside a packet"),
             Self::NoCode { ip } => write!(f, "no code is known at {ip:#x}"),
+            Self::Kernel { ip } => write!(f, "the kernel's code is not known, at {ip:#x}: its branches are left out"),
             Self::Mismatch { ip } => write!(f, "the trace does not fit the instruction at {ip:#x}"),
             Self::Endless { ip } => write!(f, "direct jumps at {ip:#x} lead round in circles"),
             Self::TracingOff => f.write_str("a branch while tracing is off"),

@@ -9,6 +9,7 @@ use super::context::Spaces;
 use super::returns::Returns;
 use super::sink::Finding;
 use super::suspended::{At, Suspended};
+use crate::pt::Errata;
 
 /// Caches of spaces and widths that are kept.
 const MAX_CACHES: usize = 8;
@@ -46,6 +47,7 @@ pub enum Led {
 pub struct Walk<S> {
     spaces: S,
     compressed_returns: bool,
+    errata: Errata,
     space: u32,
     tid: Option<u32>,
     bits: u32,
@@ -68,10 +70,11 @@ pub struct Walk<S> {
 }
 
 impl<S: Spaces> Walk<S> {
-    pub fn new(spaces: S, compressed_returns: bool) -> Self {
+    pub fn new(spaces: S, compressed_returns: bool, errata: Errata) -> Self {
         Self {
             spaces,
             compressed_returns,
+            errata,
             space: 0,
             tid: None,
             bits: 64,
@@ -113,6 +116,10 @@ impl<S: Spaces> Walk<S> {
 
     /// From the next address that a packet tells on.
     pub fn set_context(&mut self, space: u32, tid: Option<u32>) {
+        if self.tid != tid && self.state == State::Lost {
+            // What the kernel did in between is not known: those of this thread may be far below the top.
+            self.returns.clear();
+        }
         self.space = space;
         self.tid = tid;
     }
@@ -131,6 +138,18 @@ impl<S: Spaces> Walk<S> {
         self.state = State::Lost;
         self.returns.clear();
         self.pos = None;
+    }
+
+    /// The walk is in the kernel, whose code is not known. Its calls and returns are even: the return addresses of the
+    /// program stay.
+    pub fn leave_known(&mut self) {
+        self.state = State::Lost;
+        self.pos = None;
+    }
+
+    /// Whether the walk has come to where the code is not known.
+    pub fn is_nowhere(&self) -> bool {
+        self.state == State::At && self.cache.block(self.cur).is_nowhere()
     }
 
     /// Tracing is off; `suspended` at this address of unknown code.

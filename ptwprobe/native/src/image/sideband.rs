@@ -60,6 +60,14 @@ impl Timeline {
     pub fn read(path: &Path, places: Places, stubs: impl IntoIterator<Item = (u32, Stub)>) -> Result<Self, Error> {
         let mut reader = Reader::open(path)?;
         let mut builder = Builder::new(places);
+        if reader.is_pipe() {
+            // They have to be known before the files are.
+            let mut ahead = Reader::open(path)?;
+            while let Next::Record(_) | Next::BadChunk { .. } | Next::NoRecord { .. } = ahead.next_record()? {}
+            for (path, id) in ahead.build_ids() {
+                builder.build_id(path, id.as_bytes());
+            }
+        }
         for (path, id) in reader.build_ids() {
             builder.build_id(path, id.as_bytes());
         }

@@ -1,11 +1,12 @@
-//! Build ids of files that a recording has mapped, as perf gathers them when it ends: the section HEADER_BUILD_ID.
+//! Build ids of files that a recording has mapped, as perf gathers them when it ends: the section
+//! HEADER_BUILD_ID, or in a file that was written to a pipe records of that name.
 
 use super::bytes::Cursor;
 use super::layout::{misc, RECORD_HEADER_LEN};
 use super::records::{BuildId, MAX_BUILD_ID};
 
 /// More than any recording has.
-const MAX_FILES: usize = 1 << 16;
+pub(super) const MAX_FILES: usize = 1 << 16;
 /// Bytes of an id with its own length and padding.
 const ID_LEN: usize = 24;
 

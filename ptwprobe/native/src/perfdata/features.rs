@@ -25,6 +25,7 @@ const CMDLINE: u32 = 11;
 /// Attributes, ids and names of the events.
 pub(super) const BUILD_ID: u32 = 2;
 pub(super) const EVENT_DESC: u32 = 12;
+pub(super) const CPUID: u32 = 9;
 
 /// perf pads its strings to this.
 const STRING_ALIGN: usize = 64;
@@ -81,6 +82,13 @@ impl Features {
             (CMDLINE, command_line),
         ]
     }
+}
+
+/// A text as `push_string` writes it.
+pub(super) fn string(section: &[u8]) -> Option<&str> {
+    let (len, text) = section.split_first_chunk()?;
+    let text = text.get(..usize::try_from(u32::from_le_bytes(*len)).ok()?)?;
+    text.split(|&byte| byte == 0).next().and_then(|text| std::str::from_utf8(text).ok())
 }
 
 /// Padded length, then the text with at least one zero.

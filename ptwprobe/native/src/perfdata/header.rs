@@ -10,6 +10,7 @@ use super::bytes::Cursor;
 use super::error::Error;
 use super::features;
 use super::layout::{HEADER_FEATURES, HEADER_LEN, MAGIC, PIPE_HEADER_LEN};
+use crate::pt::Cpu;
 
 /// A section of this that is longer is damaged.
 const MAX_SECTION: u64 = 8 << 20;
@@ -24,6 +25,7 @@ pub(super) struct Header {
     pub pipe: bool,
     pub attrs: Attrs,
     pub build_ids: Vec<FileBuildId>,
+    pub cpu: Option<Cpu>,
 }
 
 impl Header {
@@ -42,7 +44,7 @@ impl Header {
         let own_len = fields.u64().ok_or_else(short)?;
         if own_len == PIPE_HEADER_LEN {
             let (attrs, build_ids) = (Attrs::default(), Vec::new());
-            return Ok(Self { data_offset: PIPE_HEADER_LEN, pipe: true, attrs, build_ids });
+            return Ok(Self { data_offset: PIPE_HEADER_LEN, pipe: true, attrs, build_ids, cpu: None });
         }
         if own_len < HEADER_LEN {
             return Err(Error::format("a perf.data header of a size that cannot be", 8));
@@ -60,7 +62,8 @@ impl Header {
             let _ = attrs.take_names(&desc);
         }
         let build_ids = section(features::BUILD_ID)?.map(|bytes| buildids::parse(&bytes)).unwrap_or_default();
-        Ok(Self { data_offset, pipe: false, attrs, build_ids })
+        let cpu = section(features::CPUID)?.and_then(|bytes| Cpu::parse(features::string(&bytes)?));
+        Ok(Self { data_offset, pipe: false, attrs, build_ids, cpu })
     }
 }
 

@@ -1,7 +1,9 @@
 //! One record: from its bytes to what it says.
 
 use super::attrs::{Attr, Attrs};
+use super::buildids::{self, FileBuildId};
 use super::bytes::Cursor;
+use super::features;
 use super::layout::{event_type, misc, record, sample, sched_switch, AUXTRACE_INTEL_PT};
 use super::names::Names;
 use super::ptinfo::{time_conv, PtInfo, SwitchSource};
@@ -9,6 +11,7 @@ use super::records::{
     AuxChunk, AuxFlags, Body, BuildId, ChunkKind, Comm, CpuMode, FileId, Mmap, Record, SampleId, Task, MAX_BUILD_ID,
 };
 use super::sample as samples;
+use crate::pt::Cpu;
 
 /// `tid` and `cpu` of an AUXTRACE that has none, and the cpu of a sample id likewise.
 const NONE: u32 = u32::MAX;
@@ -22,7 +25,9 @@ pub(super) struct Known {
     pub attrs: Attrs,
     pub names: Names,
     pub info: Option<PtInfo>,
-    /// Offset in the file up to which HEADER_ATTR records have been taken.
+    pub build_ids: Vec<FileBuildId>,
+    pub cpu: Option<Cpu>,
+    /// Offset in the file up to which HEADER_ATTR and HEADER_BUILD_ID records have been taken.
     pub attrs_until: u64,
 }
 
@@ -112,9 +117,20 @@ impl Known {
                 self.attrs_until = raw.end();
                 self.attrs.push_record(raw.payload()).map(|()| Body::Other)?
             }
+            record::HEADER_BUILD_ID => {
+                if self.attrs_until <= raw.file_offset && self.build_ids.len() < buildids::MAX_FILES {
+                    self.attrs_until = raw.end();
+                    self.build_ids.append(&mut buildids::parse(raw.bytes));
+                }
+                Body::Other
+            }
             record::HEADER_FEATURE => {
-                if fields.u64()? == u64::from(super::features::EVENT_DESC) {
-                    let _ = self.attrs.take_names(fields.rest());
+                match u32::try_from(fields.u64()?) {
+                    Ok(features::EVENT_DESC) => {
+                        let _ = self.attrs.take_names(fields.rest());
+                    }
+                    Ok(features::CPUID) => self.cpu = features::string(fields.rest()).and_then(Cpu::parse),
+                    _ => {}
                 }
                 Body::Other
             }

@@ -6,7 +6,6 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use super::attrs::Attrs;
-use super::buildids::FileBuildId;
 use super::bytes::Cursor;
 use super::error::Error;
 use super::header::{read_at_most, read_into, Header};
@@ -16,6 +15,7 @@ use super::parse::{Known, Raw};
 use super::ptinfo::{PtConfig, PtInfo};
 use super::records::{AuxChunk, Body, BuildId, ChunkKind, Record, SampleId};
 use super::unpack::{Unpacked, Unpacker};
+use crate::pt::Errata;
 
 /// Bytes read at once. A record has at most 65,535.
 const WINDOW_LEN: usize = 1 << 17;
@@ -67,7 +67,6 @@ pub struct Reader {
     samples: u64,
     has_trace: bool,
     known: Known,
-    build_ids: Vec<FileBuildId>,
     unpacker: Unpacker,
     window: Vec<u8>,
     /// Offset in the file of the window's first byte, and of the next record.
@@ -83,7 +82,7 @@ impl Reader {
         if !file.metadata()?.is_file() {
             return Err(Error::format("not a regular file", 0));
         }
-        let Header { data_offset, pipe, attrs, build_ids } = Header::read(&file)?;
+        let Header { data_offset, pipe, attrs, build_ids, cpu } = Header::read(&file)?;
         let mut reader = Self {
             file,
             data_offset,
@@ -94,8 +93,7 @@ impl Reader {
             records: 0,
             samples: 0,
             has_trace: false,
-            known: Known { attrs, ..Known::default() },
-            build_ids,
+            known: Known { attrs, build_ids, cpu, ..Known::default() },
             unpacker: Unpacker::default(),
             window: Vec::new(),
             window_offset: data_offset,
@@ -131,10 +129,26 @@ impl Reader {
         &self.known.attrs
     }
 
-    /// (path, build id) of files that were mapped, as far as the recorder looked at them when it ended.
+    /// (path, build id) of files that were mapped, as far as the recorder looked at them when it ended. In a file that
+    /// was written to a pipe they come among its records: see [`is_pipe`](Self::is_pipe).
     #[must_use]
     pub fn build_ids(&self) -> &[(Box<[u8]>, BuildId)] {
-        &self.build_ids
+        &self.known.build_ids
+    }
+
+    /// Written to a pipe: what other files have in their header comes as records.
+    #[must_use]
+    pub fn is_pipe(&self) -> bool {
+        self.pipe
+    }
+
+    /// What wrote the trace may do otherwise than the manual says, by the CPU's model where the file tells it.
+    #[must_use]
+    pub fn errata(&self) -> Errata {
+        let errata = Errata::of(self.known.cpu);
+        // Without a filter no jump leaves what is traced.
+        let filtered = self.pt_info().is_some_and(|info| info.filter.is_some());
+        Errata { no_target: errata.no_target && filtered, ..errata }
     }
 
     /// The texts of the records so far.

@@ -1,6 +1,6 @@
 //! Bytes to packets, all of them. Hostile bytes give an error with an offset; decoding goes on at the next PSB.
 
-use super::{Bad, BadReason, Clock, IpField, Kind, Packet, Scan, PSB};
+use super::{Bad, BadReason, Clock, Errata, IpField, Kind, Packet, Scan, PSB};
 
 /// Decodes `bytes` from the start, or from the next PSB after [`Decoder::sync`].
 ///
@@ -12,6 +12,7 @@ pub struct Decoder<'a> {
     base: u64,
     block: Block,
     lost: bool,
+    cut_cyc: bool,
 }
 
 /// Inside BBP ... BEP some bytes that would else be a short TNT are block items.
@@ -41,13 +42,19 @@ impl<'a> Decoder<'a> {
     /// `base` is added to all offsets.
     #[must_use]
     pub fn new(bytes: &'a [u8], base: u64) -> Self {
-        Self { bytes, pos: 0, base, block: Block::None, lost: false }
+        Self { bytes, pos: 0, base, block: Block::None, lost: false, cut_cyc: false }
     }
 
     /// As [`Decoder::new`], going on inside a block of items.
     #[must_use]
     pub fn resume(bytes: &'a [u8], base: u64, block: Block) -> Self {
         Self { block, ..Self::new(bytes, base) }
+    }
+
+    /// Packets are what a CPU with these errata means by them.
+    #[must_use]
+    pub fn with(self, errata: Errata) -> Self {
+        Self { cut_cyc: errata.cut_cyc, ..self }
     }
 
     /// Bytes consumed so far.
@@ -95,12 +102,21 @@ impl<'a> Decoder<'a> {
         let offset = self.base.wrapping_add(self.pos as u64);
         Some(match parse(rest, self.block) {
             Ok((kind, len)) => {
+                let (kind, len) = if self.cut_cyc { whole_cyc(kind, len, rest) } else { (kind, len) };
                 self.pos += len;
                 self.block = next_block(self.block, kind);
                 Ok(Packet { offset, len: len as u8, kind })
             }
             Err(reason) => Err(Bad { offset, reason }),
         })
+    }
+}
+
+/// A CYC that runs into an OVF ends before it: else the two would be a CYC and another one, which never follow each other.
+fn whole_cyc(kind: Kind, len: usize, bytes: &[u8]) -> (Kind, usize) {
+    match (kind, bytes) {
+        (Kind::Cyc(_), [first, 0x02, 0xf3, ..]) => (Kind::Cyc(u64::from(first >> 3)), 1),
+        _ => (kind, len),
     }
 }
 
@@ -311,6 +327,17 @@ mod tests {
         assert_eq!(behind_bad(&bytes, 4), 4);
         assert_eq!(behind_bad(&bytes, 20), 21);
         assert_eq!(behind_bad(&[], 0), 1);
+    }
+
+    #[test]
+    fn a_cyc_that_an_overflow_cuts_ends_there_on_cpus_that_do_so() {
+        let bytes = [0x1f, 0x02, 0xf3, 0x06];
+        let kinds = |errata| -> Vec<_> {
+            Decoder::new(&bytes, 0).with(errata).map(|packet| packet.expect("a packet").kind).collect()
+        };
+        let tnt = Kind::Tnt { bits: 1, count: 1, long: false };
+        assert_eq!(kinds(Errata { cut_cyc: true, ..Errata::default() }), [Kind::Cyc(3), Kind::Ovf, tnt]);
+        assert_eq!(kinds(Errata::default())[1..], [Kind::Cyc(30), tnt]);
     }
 
     #[test]

@@ -4,12 +4,14 @@
 pub mod arbitrary;
 mod decode;
 mod encode;
+mod errata;
 mod packet;
 mod scan;
 mod time;
 
 pub use decode::{behind_bad, find_psb, Block, Decoder};
 pub use encode::{encode, encode_fup, encode_hit, encode_psb, encode_psb_plus};
+pub use errata::{Cpu, Errata};
 pub use packet::{Bad, BadReason, IpField, Kind, LastIp, Packet};
 pub use scan::Scan;
 pub use time::{nearest_tsc, Clock, TimeConfig};

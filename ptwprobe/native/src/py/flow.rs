@@ -11,7 +11,7 @@ use crate::flow::code::Stub;
 use crate::flow::context::{Context, Schedule};
 use crate::flow::{walk_stream, Batch, Config, Finding, Mark, Pieces, Skipped, What};
 use crate::image::{FlatCode, Places};
-use crate::pt::TimeConfig;
+use crate::pt::{Cpu, Errata, TimeConfig};
 use crate::trace::flow::FlowTrace;
 
 /// (branches before it, TSC, offset, kind, value or text, address)
@@ -24,7 +24,7 @@ type PyBatch = (Py<PyBytes>, Vec<(u32, u64)>, Vec<PyMark>);
 ///
 /// The branches come as records of 24 bytes (from, to, kind), little-endian.
 #[pyfunction]
-#[pyo3(signature = (packets, regions, stubs=vec![], *, compressed_returns=true, tsc_ctc=None, mtc_shift=0, max_nonturbo=0))]
+#[pyo3(signature = (packets, regions, stubs=vec![], *, compressed_returns=true, tsc_ctc=None, mtc_shift=0, max_nonturbo=0, cpu=""))]
 #[allow(clippy::too_many_arguments)]
 fn walk(
     py: Python<'_>,
@@ -35,6 +35,7 @@ fn walk(
     tsc_ctc: Option<(u32, u32)>,
     mtc_shift: u8,
     max_nonturbo: u8,
+    cpu: &str,
 ) -> (Py<PyBytes>, Vec<PyMark>) {
     let stubs = stubs.into_iter().map(|(start, end, site, continue_addr)| Stub { start, end, site, continue_addr });
     let code = FlatCode::new(regions, stubs.collect());
@@ -43,7 +44,7 @@ fn walk(
     let mut branches = Vec::new();
     let mut marks = Vec::new();
     let mut before = 0;
-    let config = Config { compressed_returns, time };
+    let config = Config { compressed_returns, time, errata: Errata::of(Cpu::parse(cpu)) };
     walk_stream(&mut Pieces::of_bytes(packets), config, &code, &schedule, |batch: &Batch| {
         marks.extend(batch.marks.iter().map(|mark| to_mark(mark, before)));
         for branch in &batch.branches {
@@ -66,6 +67,7 @@ fn to_mark(mark: &Mark, before: u32) -> PyMark {
                 Finding::NoCode { ip }
                 | Finding::Mismatch { ip }
                 | Finding::Endless { ip }
+                | Finding::Kernel { ip }
                 | Finding::Unreachable { ip, .. } => Some(ip),
                 _ => None,
             };

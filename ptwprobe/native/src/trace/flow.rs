@@ -11,6 +11,7 @@ use crate::flow::context::{Context, Schedule};
 use crate::flow::{Batch, Config, Input, Pieces, Source, Walks, What};
 use crate::image::{Places, Timeline};
 use crate::perfdata::{AuxChunk, Body, Error, Joiner, Next, PtConfig, PtInfo, Reader};
+use crate::pt::Errata;
 
 /// Chunks of trace that are looked at.
 const MAX_CHUNKS: usize = 1 << 20;
@@ -69,7 +70,7 @@ impl FlowTrace {
             }
         }
         let info = reader.pt_info();
-        let config = config(info, reader.pt_config());
+        let config = config(info, reader.pt_config(), reader.errata());
         let conv = conv.or(info.and_then(|info| info.conv));
         let progress = Arc::new(AtomicU64::new(0));
         let bytes = TraceBytes { reader: Arc::new(reader), progress: Arc::clone(&progress) };
@@ -231,6 +232,6 @@ fn chunks(reader: &mut Reader, conv: &mut Option<TimeConv>) -> Result<(Streams, 
 }
 
 /// How the trace was recorded. A file that does not tell was recorded as perf does by default.
-fn config(info: Option<&PtInfo>, pt: Option<PtConfig>) -> Config {
-    Config { compressed_returns: pt.is_none_or(|pt| !pt.noretcomp), time: PtConfig::time(pt, info) }
+fn config(info: Option<&PtInfo>, pt: Option<PtConfig>, errata: Errata) -> Config {
+    Config { compressed_returns: pt.is_none_or(|pt| !pt.noretcomp), time: PtConfig::time(pt, info), errata }
 }

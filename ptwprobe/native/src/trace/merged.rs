@@ -384,6 +384,6 @@ fn word_of(finding: Finding) -> Option<&'static str> {
         Finding::NoCode { .. } => "no-code",
         Finding::Mismatch { .. } => "mismatch",
         Finding::Endless { .. } => "endless",
-        Finding::TracingOff | Finding::TracingOn | Finding::Unreachable { .. } => "unexpected",
+        Finding::TracingOff | Finding::TracingOn | Finding::Unreachable { .. } | Finding::Kernel { .. } => "unexpected",
     })
 }

@@ -16,7 +16,6 @@ use super::threads::Threads;
 use super::words::Words;
 use crate::clock::TimeConv;
 use crate::perfdata::{AuxChunk, Body, Error, Joiner, Next, PtConfig, Reader, Record};
-use crate::pt::TimeConfig;
 
 /// What a round may hold before it is taken for finished: a hostile file may have one round only.
 const MAX_ROUND: usize = 1 << 19;
@@ -246,7 +245,7 @@ impl TraceReader {
             // Where there are TSC packets alone they are the time.
             let timed = pt.is_none_or(|pt| pt.mtc || pt.cyc);
             let time = timed.then(|| PtConfig::time(pt, self.file.pt_info()));
-            streams.push(Stream::new(chunk.tid, chunk.cpu, time));
+            streams.push(Stream::new(chunk.tid, chunk.cpu, Words::new(time, self.file.errata())));
             streams.len() - 1
         });
         let stream = self.streams.get_mut(index)?;
@@ -414,16 +413,7 @@ enum Loaded {
 }
 
 impl Stream {
-    /// `time`: where other packets tell the time than TSC.
-    fn new(tid: Option<u32>, cpu: Option<u32>, time: Option<TimeConfig>) -> Self {
-        Self {
-            tid,
-            cpu,
-            words: Words::new(time),
-            assembler: Assembler::default(),
-            items: VecDeque::new(),
-            active: false,
-            cut: false,
-        }
+    fn new(tid: Option<u32>, cpu: Option<u32>, words: Words) -> Self {
+        Self { tid, cpu, words, assembler: Assembler::default(), items: VecDeque::new(), active: false, cut: false }
     }
 }

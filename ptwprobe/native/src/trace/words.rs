@@ -6,7 +6,7 @@ use std::fmt;
 use super::past::Past;
 use super::window::Window;
 use crate::perfdata::{AuxChunk, Reader};
-use crate::pt::{behind_bad, find_psb, BadReason, Block, Decoder, Kind, TimeConfig, PSB};
+use crate::pt::{behind_bad, find_psb, BadReason, Block, Decoder, Errata, Kind, TimeConfig, PSB};
 
 /// What comes next in a stream; `offset` in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +91,7 @@ pub struct Words {
     skipped: u64,
     block: Block,
     past: Past,
+    errata: Errata,
     /// A word whose FUP has not come yet.
     waiting: Option<(u64, u64)>,
 }
@@ -98,8 +99,8 @@ pub struct Words {
 impl Words {
     /// `time`: where more than TSC packets tell the time.
     #[must_use]
-    pub fn new(time: Option<TimeConfig>) -> Self {
-        Self { past: Past::new(time), ..Self::default() }
+    pub fn new(time: Option<TimeConfig>, errata: Errata) -> Self {
+        Self { past: Past::new(time), errata, ..Self::default() }
     }
 
     pub fn push(&mut self, chunk: AuxChunk) {
@@ -159,7 +160,7 @@ impl Words {
 
     fn decode(&mut self) -> Step {
         let (rest, base) = self.window.rest();
-        let mut decoder = Decoder::resume(rest, base, self.block);
+        let mut decoder = Decoder::resume(rest, base, self.block).with(self.errata);
         let mut done = 0;
         let step = loop {
             if self.waiting.is_none() {

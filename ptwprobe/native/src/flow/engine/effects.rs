@@ -1,6 +1,6 @@
 //! What each packet means for the walk.
 
-use super::{Engine, Waiting, ASYNCHRONOUS};
+use super::{is_kernel, Engine, Waiting, ASYNCHRONOUS};
 use crate::flow::context::Spaces;
 use crate::flow::sink::{Batch, BranchKind, Finding, What};
 use crate::flow::walk::{Led, Outcomes, State};
@@ -38,7 +38,10 @@ impl<S: Spaces> Engine<S> {
     }
 
     fn fail(&mut self, finding: Finding, out: &mut Batch) {
-        self.walk.lose();
+        match finding {
+            Finding::NoCode { ip } if is_kernel(ip) => self.walk.leave_known(),
+            _ => self.walk.lose(),
+        }
         self.find(finding, self.here(), out);
     }
 
@@ -48,18 +51,24 @@ impl<S: Spaces> Engine<S> {
             self.ahead -= 1;
             return;
         }
-        let in_kernel = self.last_ip.0 >> 63 == 1;
+        let in_kernel = is_kernel(self.last_ip.0);
         let ip = self.last_ip.update(field);
         if let Some((from, kind)) = self.from.take() {
             return self.walk.interrupt(from, ip, kind, out);
         }
         match (self.walk.state(), ip) {
+            (state, Some(ip)) if in_kernel && !is_kernel(ip) && (state == State::Lost || self.walk.is_nowhere()) => {
+                // Which `sysret` or `iret` it was only the kernel's code would tell.
+                out.push(0, ip, BranchKind::FarReturn);
+                self.come_back(ip);
+            }
             (State::At, ip) => {
                 if let Err(finding) = self.walk.target(ip, out) {
                     self.find(finding, offset, out);
                 }
+                self.halt();
             }
-            (State::Lost, Some(ip)) if in_kernel => self.come_back(ip),
+            (State::Lost, Some(ip)) if is_kernel(ip) && !self.walk.knows(ip) => {}
             (State::Lost, Some(ip)) => self.walk.enter(ip),
             (State::Lost, None) => {}
             (State::Off, ip) => {
@@ -73,7 +82,8 @@ impl<S: Spaces> Engine<S> {
 
     pub(super) fn start_trace(&mut self, ip: Option<u64>, offset: u64, out: &mut Batch) {
         self.from = None;
-        if self.walk.state() == State::At {
+        // That a PSB or an overflow told an address, tracing being off (BDM70, APL12), says nothing.
+        if self.walk.state() == State::At && !self.only_time_since_sync(offset) {
             self.find(Finding::TracingOn, offset, out);
         }
         self.walk.clear_returns();
@@ -86,13 +96,27 @@ impl<S: Spaces> Engine<S> {
         }
     }
 
+    /// Whether nothing that moves control came between the last sync and the packet at `offset`.
+    fn only_time_since_sync(&self, offset: u64) -> bool {
+        let between = self.piece.bytes.get(self.synced_at..offset as usize).filter(|_| self.synced_at > 0);
+        between.is_some_and(|bytes| {
+            Decoder::new(bytes, 0).all(|packet| {
+                packet.is_ok_and(|packet| {
+                    let kind = packet.kind;
+                    matches!(kind, Kind::Pad | Kind::Tsc(_) | Kind::Tma { .. } | Kind::Mtc(_) | Kind::Cyc(_))
+                        || matches!(kind, Kind::Cbr(_) | Kind::ModeExec(_) | Kind::Mnt(_))
+                })
+            })
+        })
+    }
+
     pub(super) fn end_trace(&mut self, ip: Option<u64>, offset: u64, out: &mut Batch) {
         if let Some((from, kind)) = self.from.take() {
             out.push(from, ip.unwrap_or(0), kind);
             return self.walk.stop(Some(from));
         }
         match self.walk.state() {
-            State::At if self.walk.plain_leave(ip, out) => {}
+            State::At if !self.is_untold(ip) && self.walk.plain_leave(ip, out) => {}
             State::At => self.walk.leave(ip, out),
             State::Lost => {
                 out.push(0, ip.unwrap_or(0), BranchKind::TraceEnd);
@@ -100,6 +124,11 @@ impl<S: Spaces> Engine<S> {
             }
             State::Off => self.find(Finding::TracingOff, offset, out),
         }
+    }
+
+    /// Whether a direct jump may have left the filter, to where the packet should have told.
+    fn is_untold(&self, ip: Option<u64>) -> bool {
+        ip.is_none() && self.config.errata.no_target
     }
 
     pub(super) fn fup(&mut self, ip: Option<u64>, offset: u64, out: &mut Batch) {
@@ -129,6 +158,7 @@ impl<S: Spaces> Engine<S> {
             Waiting::Overflow => {
                 if let Some(ip) = ip {
                     self.walk.enter(ip);
+                    self.synced_at = self.pos;
                 }
             }
             Waiting::Nothing => {
@@ -191,7 +221,10 @@ impl<S: Spaces> Engine<S> {
                     self.walk.enter(ip);
                 }
             }
-            (Some(ip), _) => self.walk.enter(ip),
+            (Some(ip), _) => {
+                self.walk.enter(ip);
+                self.synced_at = self.pos;
+            }
             (None, State::At | State::Lost) => self.walk.stop(None),
             (None, State::Off) => {}
         }

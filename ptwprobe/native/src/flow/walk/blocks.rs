@@ -157,7 +157,10 @@ impl<S: Spaces> Walk<S> {
         if !matches!(wrong, Finding::NoCode { .. }) {
             out.branches.truncate(sure);
         }
-        self.lose();
+        match wrong {
+            Finding::NoCode { ip } if ip >> 63 == 1 => self.leave_known(),
+            _ => self.lose(),
+        }
         if let Some(ip) = ip {
             self.enter(ip);
         }
@@ -234,6 +237,8 @@ impl<S: Spaces> Walk<S> {
                     out.push(block.branch, block.target, kind);
                     return self.stop(None);
                 }
+                // It may be this one that leaves it, or a later one, or something else.
+                Term::Jump | Term::Call if ip.is_none() && self.errata.no_target => break,
                 Term::Jump => {
                     out.push(block.branch, block.target, kind);
                     self.cur = self.cache.taken(self.cur, self.spaces.space(self.key.0));
