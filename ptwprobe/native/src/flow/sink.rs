@@ -171,17 +171,20 @@ impl Open<'_> {
     ///
     /// # Safety
     ///
-    /// There is room for one more.
+    /// There is room for one more, and `kind` is one of [`BranchKind`].
     #[inline(always)]
-    pub unsafe fn push_if(&mut self, times: u8, branch: &Branch) {
-        debug_assert!(self.has_room(1) && times <= 1);
-        // SAFETY: the caller's.
-        let room = unsafe { self.room.get_unchecked_mut(self.len) };
-        // As words: its bytes one by one take three times as long.
-        room.write(*branch);
+    pub unsafe fn push_if(&mut self, times: u8, (from, to): (u64, u64), kind: u8) {
+        debug_assert!(self.has_room(1) && times <= 1 && kind <= BranchKind::FarOther as u8);
+        // SAFETY: there is room; these are a branch's 24 bytes on a little-endian machine, its padding 0.
+        unsafe {
+            let room = self.room.as_mut_ptr().add(self.len).cast::<[u64; 3]>();
+            room.write([from, to, kind.into()]);
+        }
         self.len += usize::from(times);
     }
 }
+
+const _: () = assert!(cfg!(target_endian = "little") && size_of::<Branch>() == 24);
 
 /// Branches of a batch, and marks: then it is handed over.
 const FULL: usize = 1 << 13;

@@ -4,7 +4,7 @@ use super::{Led, Outcomes, Walk};
 use crate::flow::block::NONE;
 use crate::flow::context::Spaces;
 use crate::flow::node::{link, make, Ask, Node, Step};
-use crate::flow::sink::{Batch, Branch, BranchKind};
+use crate::flow::sink::{Batch, BranchKind};
 
 /// Branches that the outcomes of one packet can lead to, two each, and then some without any.
 const ROOM: usize = 4 * 64;
@@ -63,12 +63,12 @@ impl<S: Spaces> Walk<S> {
             }
             let node = &self.cache.nodes()[cur as usize];
             let taken = bits >> 63;
-            if node.step == Step::Cond {
-                self.returns.push_if(node.calls, node.after);
+            if node.step() == Step::Cond {
+                self.returns.push_if(node.calls(), node.after);
                 // SAFETY: there was room for two at each of at most 64 outcomes, and what asks for none looks again.
                 unsafe {
-                    sink.push_if(node.leads, &node.lead);
-                    sink.push_if(taken as u8, &node.branch);
+                    sink.push_if(node.leads(), node.lead(), node.lead_kind());
+                    sink.push_if(taken as u8, node.branch(), BranchKind::Cond as u8);
                 }
                 *sure = sink.len();
                 bits <<= 1;
@@ -78,12 +78,12 @@ impl<S: Spaces> Walk<S> {
                     break Ended::Unlinked(taken != 0);
                 }
                 cur = next;
-            } else if node.step == Step::Return {
+            } else if node.step() == Step::Return {
                 if taken == 0 || !self.compressed_returns {
                     break Ended::Special;
                 }
                 let top = self.returns.top();
-                self.returns.push_if(node.calls, node.after);
+                self.returns.push_if(node.calls(), node.after);
                 let Some(next) = self.returns.pop() else {
                     self.returns.cut(top);
                     break Ended::Special;
@@ -91,20 +91,20 @@ impl<S: Spaces> Walk<S> {
                 let to = self.cache.start(next);
                 // SAFETY: as above.
                 unsafe {
-                    sink.push_if(node.leads, &node.lead);
-                    sink.push_if(1, &Branch::new(node.branch.from, to, BranchKind::Return));
+                    sink.push_if(node.leads(), node.lead(), node.lead_kind());
+                    sink.push_if(1, (node.branch().0, to), BranchKind::Return as u8);
                 }
                 *sure = sink.len();
                 bits <<= 1;
                 count -= 1;
                 cur = next;
             } else {
-                match node.ask {
+                match node.ask() {
                     Ask::Nothing if !sink.has_room(ROOM) => break Ended::NoRoom,
                     Ask::Nothing => {
-                        self.returns.push_if(node.calls, node.after);
+                        self.returns.push_if(node.calls(), node.after);
                         // SAFETY: there is room.
-                        unsafe { sink.push_if(node.leads, &node.lead) };
+                        unsafe { sink.push_if(node.leads(), node.lead(), node.lead_kind()) };
                         cur = node.next[0];
                     }
                     Ask::New => break Ended::New,
@@ -123,7 +123,7 @@ impl<S: Spaces> Walk<S> {
     #[inline(always)]
     fn node(&mut self) -> Node {
         let node = self.cache.nodes()[self.cur as usize];
-        if node.ask != Ask::New {
+        if node.ask() != Ask::New {
             return node;
         }
         let node = make(&mut self.cache, self.cur, self.spaces.space(self.key.0));
@@ -135,13 +135,13 @@ impl<S: Spaces> Walk<S> {
     #[inline(always)]
     pub fn plain_target(&mut self, ip: u64, out: &mut Batch) -> bool {
         let mut node = &self.cache.nodes()[self.cur as usize];
-        if !matches!(node.ask, Ask::Return | Ask::Indirect) {
-            if node.ask != Ask::New {
+        if !matches!(node.ask(), Ask::Return | Ask::Indirect) {
+            if node.ask() != Ask::New {
                 return false;
             }
             self.make_ready(Ended::New, out);
             node = &self.cache.nodes()[self.cur as usize];
-            if !matches!(node.ask, Ask::Return | Ask::Indirect) {
+            if !matches!(node.ask(), Ask::Return | Ask::Indirect) {
                 return false;
             }
         }
@@ -149,15 +149,15 @@ impl<S: Spaces> Walk<S> {
         if !sink.has_room(2) {
             return false;
         }
-        self.returns.push_if(node.calls, node.after);
+        self.returns.push_if(node.calls(), node.after);
         // SAFETY: there is room for two.
         unsafe {
-            sink.push_if(node.leads, &node.lead);
-            sink.push_if(1, &Branch::new(node.branch.from, ip, node.branch.kind));
+            sink.push_if(node.leads(), node.lead(), node.lead_kind());
+            sink.push_if(1, (node.branch().0, ip), node.branch_kind());
         }
         let len = sink.len();
         out.close(len);
-        if node.ask == Ask::Return {
+        if node.ask() == Ask::Return {
             self.returns.pop();
         }
         self.arrive(ip);
@@ -168,7 +168,7 @@ impl<S: Spaces> Walk<S> {
     pub fn plain_leave(&mut self, ip: Option<u64>, out: &mut Batch) -> bool {
         let node = &self.cache.nodes()[self.cur as usize];
         // Where it leads may be where it leaves what is traced.
-        if node.ask != Ask::Far || node.leads != 0 && ip == Some(node.lead.to) {
+        if node.ask() != Ask::Far || node.leads() != 0 && ip == Some(node.lead().1) {
             return false;
         }
         let mut sink = out.open();
@@ -177,8 +177,8 @@ impl<S: Spaces> Walk<S> {
         }
         // SAFETY: there is room for two.
         unsafe {
-            sink.push_if(node.leads, &node.lead);
-            sink.push_if(1, &Branch::new(node.branch.from, ip.unwrap_or(0), node.branch.kind));
+            sink.push_if(node.leads(), node.lead(), node.lead_kind());
+            sink.push_if(1, (node.branch().0, ip.unwrap_or(0)), node.branch_kind());
         }
         let len = sink.len();
         out.close(len);
@@ -193,7 +193,7 @@ impl<S: Spaces> Walk<S> {
             return false;
         }
         match self.cache.recent(ip) {
-            Some(index) if !matches!(self.cache.nodes()[index as usize].ask, Ask::New | Ask::Hard) => {
+            Some(index) if !matches!(self.cache.nodes()[index as usize].ask(), Ask::New | Ask::Hard) => {
                 self.be_at(index);
                 true
             }
