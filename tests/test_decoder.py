@@ -7,14 +7,17 @@ perf and libipt, with everything that they can decode.
 from __future__ import annotations
 
 import shutil
+import struct
 from array import array
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from ptwprobe._native import FlowReader
+from ptwprobe.trace.session import NativeStub
 from tests.peers.auxdata import AuxData
 from tests.peers.flow import Branches, Decoded
 from tests.peers.ipt import Ipt
@@ -50,8 +53,8 @@ class Flow:
         return len(self.branches) // RECORD
 
 
-def decode(perf_data: Path, jobs: int = 1) -> list[Flow]:
-    reader = FlowReader(str(perf_data), jobs=jobs)
+def decode(perf_data: Path, jobs: int = 1, stubs: Sequence[NativeStub] = ()) -> list[Flow]:
+    reader = FlowReader(str(perf_data), jobs=jobs, stubs=list(stubs))
     flows = []
     for stream in range(len(reader.streams())):
         flow = Flow()
@@ -213,3 +216,24 @@ def test_hits_cost_nothing(tmp_path: Path, stubs: str, words: int, psb: int, int
     (flow,) = decode(made.perf_data)
     assert len(flow.words) > 10 * words
     assert_true(flow, made)
+
+
+@pytest.mark.parametrize("words", [1, 2])
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_hits_cost_nothing_where_a_session_tells_of_stubs_that_cannot_be_read(
+    tmp_path: Path, words: int, interrupted: bool
+) -> None:
+    options = ["--stub-break"] if interrupted else []
+    made = make(tmp_path, LIBC, *options, preset="tolerance", stubs="invisible", words=words, bytes=1_000_000)
+    pid = made.truth["streams"][0]["tid"]
+    stubs = [(pid, stub["start"], stub["end"], stub["site"], stub["continue"]) for stub in made.truth["stubs"]]
+    (flow,) = decode(made.perf_data, stubs=stubs)
+    assert not flow.errors
+    # Direct jumps up to the site now come before what happens in the stub: each is there, once.
+    assert Counter(records(flow.branches)) == Counter(records(made.branch_bytes()))
+    assert [(value, ip) for _, value, ip in flow.words] == [(hit.value, hit.ip) for hit in made.hits()]
+    assert decode(made.perf_data, jobs=3, stubs=stubs) == [flow]
+
+
+def records(branches: bytes) -> list[tuple[int, int, int]]:
+    return list(struct.iter_unpack("<QQQ", branches))

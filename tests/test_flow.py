@@ -224,6 +224,27 @@ def test_code_of_32_bits(assemble: Assemble) -> None:
     ]
 
 
+def test_instructions_may_overlap(assemble: Assemble) -> None:
+    # A jump to its own second byte, which begins `inc eax`; from the second of `mov eax, 0x90900275` on it is `jnz`.
+    source = "top: dec eax\n over: .byte 0xeb, 0xff, 0xc0\n end: jnz top\n"
+    p = assemble(source + "mov: .byte 0xb8, 0x75, 0x02, 0x90, 0x90\n out: jmp rax")
+    packets = psb_plus(p.top) + tnt("TN") + tip(p.mov + 1) + tnt("T") + tip(p.top) + fup(p.over + 1) + pgd()
+    walked = walk(packets + pge(p.over + 1) + tnt("N") + tip(p.mov), p)
+    around = [(p.over, p.over + 1, "jump"), (p.end, p.top, "cond")]
+    assert walked.branches == [
+        *around,
+        around[0],
+        (p.out, p.mov + 1, "indirect"),
+        (p.mov + 1, p.out, "cond"),
+        (p.out, p.top, "indirect"),
+        around[0],
+        (p.over + 1, 0, "interrupt"),
+        (0, p.over + 1, "start"),
+        (p.out, p.mov, "indirect"),
+    ]
+    assert not walked.errors + walked.soft
+
+
 def test_jumps_in_circles_end(assemble: Assemble) -> None:
     p = assemble("here: jmp here\n one: jmp two\n two: jmp one")
     for start in (p.here, p.one):
