@@ -43,7 +43,7 @@ struct Open {
     offset: u64,
     header_ip: Option<u64>,
     args: Vec<u64>,
-    /// Addresses so far, header first, as long as all words have one.
+    /// Addresses so far, header first, as long as all words have one; none where they are known.
     ips: Vec<u64>,
     /// Already told as incomplete: the words that still come are its own.
     broken: bool,
@@ -92,7 +92,7 @@ impl Assembler {
             self.close(out);
             let words = usize::from(nargs);
             let args = Vec::with_capacity(words);
-            let ips = ip.into_iter().collect();
+            let ips = ip.into_iter().filter(|&ip| table.slots(event_id, ip).is_none()).collect();
             self.open = Some(Open { event_id, words, tsc, offset, header_ip: ip, args, ips, broken: false });
             return self.complete(table, out);
         }
@@ -154,7 +154,9 @@ impl Open {
 
     fn take(&mut self, value: u64, ip: Option<u64>) {
         self.args.push(value);
-        self.ips.extend(ip);
+        if !self.ips.is_empty() {
+            self.ips.extend(ip);
+        }
     }
 
     fn incomplete(&self) -> Item {

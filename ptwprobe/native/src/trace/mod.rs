@@ -12,6 +12,7 @@ pub mod flow;
 mod flowtext;
 mod merged;
 mod past;
+mod quick;
 mod reader;
 mod script;
 mod sideband;

@@ -1,6 +1,6 @@
 //! What the session tells about its events: names, fields, sites, and which address stands for which word.
 
-use std::collections::HashMap;
+use super::quick::QuickMap;
 
 /// How a value is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,10 +75,10 @@ const MAX_LEARNED: usize = 1 << 14;
 /// See the module. Events that are not in it are named by their id, their fields `arg1` ... of type x64.
 #[derive(Debug, Default)]
 pub struct Table {
-    events: HashMap<u16, Event>,
+    events: QuickMap<u16, Event>,
     /// Word of a site by its address: the event and the index of the word, 0 is the header.
-    roles: HashMap<u64, (u16, usize)>,
-    learned: HashMap<(u16, u64), Vec<u64>>,
+    roles: QuickMap<u64, (u16, usize)>,
+    learned: QuickMap<(u16, u64), Vec<u64>>,
 }
 
 impl Table {

@@ -1,7 +1,6 @@
 //! What the sideband tells about threads, up to a moment.
 
-use std::collections::HashMap;
-
+use super::quick::QuickMap;
 use crate::perfdata::{Body, Comm, Mmap, Record, Runs, Task};
 
 /// The kernel's `PID_MAX_LIMIT`: larger ids are no threads.
@@ -16,8 +15,8 @@ pub struct Thread {
 
 #[derive(Debug, Default)]
 pub struct Threads {
-    by_tid: HashMap<u32, Thread>,
-    running: HashMap<u32, u32>,
+    by_tid: QuickMap<u32, Thread>,
+    running: QuickMap<u32, u32>,
 }
 
 static UNKNOWN: Thread = Thread { pid: None, cpu: None, comm: Comm::EMPTY };
