@@ -155,6 +155,14 @@ ONCE = [
         {"wrong": 0, "grown": 1 << 30},
         2000,
     ),
+    Once("a program with threads of the kernel's own", ("{workers}",), (CALL,), {"wrong": 0, "workers": 2}),
+    Once("a program that fills a stack itself when it is touched", ("{lazystack}",), (CALL,), {"wrong": 0}),
+    Once(
+        "a program that fills a stack itself when it is touched, and bad pointers",
+        ("{lazystack}",),
+        ("probe_me bad=+0($arg1)",),
+        {"wrong": 0},
+    ),
 ]
 
 

@@ -40,8 +40,12 @@ const RESTARTED: &[i64] = &[
 /// Of the costs below: a thread that stands by job control, or does not react to anything.
 const LAST: u32 = 4;
 
-/// How much a stop would mean to a thread now, 0 for one that runs; None where there is no such thread.
+/// How much a stop would mean to a thread now, 0 for one that runs; None where there is no such thread, or it is none of
+/// the program's own.
 fn cost(tid: i32) -> Option<u32> {
+    if procfs::is_kernels_worker(tid) {
+        return None;
+    }
     // proc_pid_syscall(5)
     let call = fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?;
     let mut words = call.split_whitespace();

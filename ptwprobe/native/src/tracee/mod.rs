@@ -17,6 +17,7 @@ mod frame;
 mod gadgets;
 mod gate;
 mod launch;
+mod lazy;
 mod leaving;
 mod orphan;
 mod owner;

@@ -12,6 +12,7 @@ use super::copies::{Copies, Parked};
 use super::faults::Watch;
 use super::gadgets::Gadgets;
 use super::gate::Gates;
+use super::lazy::Lazy;
 use super::leaving::Mapped;
 use super::pages::Switched;
 use super::plan::Site;
@@ -245,6 +246,8 @@ pub struct Owner {
     pub(super) ended: HashMap<i32, Vec<u64>>,
     /// What is mapped where, read shortly before a stop in which it is to be known.
     pub(super) areas: HashMap<i32, Vec<Mapping>>,
+    /// Of the processes that fill memory themselves, as known before the last stop for a change.
+    pub(super) lazy: HashMap<i32, Lazy>,
     /// CLOCK_MONOTONIC at which the last change of code was made, while its target stood.
     pub changed_ns: u64,
     pub(super) gates: Gates,
@@ -277,6 +280,7 @@ impl Owner {
             parked: Vec::new(),
             ended: HashMap::new(),
             areas: HashMap::new(),
+            lazy: HashMap::new(),
             changed_ns: 0,
             gates: Gates::default(),
             shared,
@@ -354,6 +358,7 @@ impl Owner {
         self.gadgets.remove(&pid);
         self.copies.remove(&pid);
         self.ended.remove(&pid);
+        self.lazy.remove(&pid);
     }
 
     pub(super) fn proc(&mut self, pid: i32) -> Result<&mut Proc> {

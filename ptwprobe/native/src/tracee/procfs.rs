@@ -6,6 +6,8 @@ use std::os::fd::AsRawFd;
 
 use super::Error;
 
+/// PF_IO_WORKER and PF_USER_WORKER (linux/sched.h) of the flags in proc_pid_stat(5).
+const KERNELS_WORKER: u64 = 0x10 | 0x4000;
 /// Bytes of a folder's entries that are read at a time.
 const ENTRIES: usize = 32 << 10;
 
@@ -81,9 +83,24 @@ pub fn bit(signal: i32) -> u64 {
 
 /// What a task does, as the letter of proc_pid_stat(5); None when it is gone.
 pub fn run_state(tid: i32) -> Option<char> {
-    let stat = fs::read(format!("/proc/{tid}/stat")).ok()?;
-    let name_end = stat.iter().rposition(|b| *b == b')')?;
-    stat.get(name_end + 2).map(|b| char::from(*b))
+    stat(tid).map(|(state, _)| state)
+}
+
+/// Whether a thread is one that the kernel has made to work for the process (io_uring, vhost). It never executes the
+/// program's code, and does not stop like one that does.
+pub fn is_kernels_worker(tid: i32) -> bool {
+    stat(tid).is_some_and(|(_, flags)| flags & KERNELS_WORKER != 0)
+}
+
+fn stat(tid: i32) -> Option<(char, u64)> {
+    parse_stat(&fs::read_to_string(format!("/proc/{tid}/stat")).ok()?)
+}
+
+/// State and flags; the name before them may have blanks and brackets.
+fn parse_stat(text: &str) -> Option<(char, u64)> {
+    let mut fields = text.get(text.rfind(')')? + 1..)?.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some((state, fields.nth(5)?.parse().ok()?))
 }
 
 /// The id that a task has in its own PID namespace.
@@ -176,6 +193,16 @@ mod tests {
         assert_eq!((s.name.as_str(), s.state, s.tgid, s.uid, s.seccomp), ("x y", 'S', 7, 5, 2));
         assert!(s.has_memory && !s.is_dead());
         assert!(s.ignores(13) && s.ignores(libc::SIGCHLD) && !s.ignores(15));
+    }
+
+    #[test]
+    fn state_and_flags_behind_any_name() {
+        let text = "17 (a) R (b) S 1 17 17 0 -1 4194320 0 0\n";
+        let parsed = parse_stat(text);
+        assert_eq!(parsed, Some(('S', 4194320)));
+        assert!(parsed.is_some_and(|(_, flags)| flags & KERNELS_WORKER != 0));
+        assert!(!is_kernels_worker(std::process::id() as i32));
+        assert_eq!(parse_stat("17 (a"), None);
     }
 
     #[test]

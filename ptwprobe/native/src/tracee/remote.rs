@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::frame::Frame;
 use super::gadgets::Gadgets;
+use super::lazy::Lazy;
 use super::owner::{Owner, Proc, State};
 use super::procfs::{self, Mapping, Status};
 use super::{calls, sys, Error, Result};
@@ -179,7 +180,15 @@ pub(super) fn wait_for_stop(tid: i32) -> std::result::Result<(i32, i32), Lost> {
 
 /// Write a frame that takes a thread back from our calls below its stack pointer, and `scratch` below that. None where the
 /// thread cannot return by one, or where it is not sure that the room there is the thread's own.
-fn lay_frame(borrowed: &Borrowed, pid: i32, gadgets: &Gadgets, maps: &[Mapping], scratch: &[u8]) -> Option<Laid> {
+/// `lazy`: of a process that stands still and may have to fill the room there itself.
+fn lay_frame(
+    borrowed: &Borrowed,
+    pid: i32,
+    gadgets: &Gadgets,
+    maps: &[Mapping],
+    scratch: &[u8],
+    lazy: Option<&Lazy>,
+) -> Option<Laid> {
     let Borrowed { tid, saved, mask, .. } = borrowed;
     let (tid, mask) = (*tid, *mask);
     if !gadgets.can_return() || Status::read(tid).is_none_or(|s| s.has_shadow_stack) {
@@ -197,6 +206,9 @@ fn lay_frame(borrowed: &Borrowed, pid: i32, gadgets: &Gadgets, maps: &[Mapping],
     // small and lie next to anything (goroutines, coroutines, alternate stacks).
     let is_first = tid == pid && stack.name == "[stack]";
     if !is_first && !(saved.rsp..stack.end).contains(&saved.fs_base) || addr < stack.start {
+        return None;
+    }
+    if lazy.is_some_and(|lazy| !lazy.has(addr, bytes.len() as u64)) {
         return None;
     }
     let mut before = vec![0u8; bytes.len()];
@@ -321,9 +333,10 @@ impl Owner {
         }
         let mask = sys::get_sigmask(tid).map_err(os)?;
         let mut borrowed = Borrowed { tid, saved, mask, syscall_addr: gadgets.syscall, frame: None };
+        let lazy = self.lazy.get(&pid).filter(|_| self.procs.get(&pid).is_some_and(Proc::stands));
         borrowed.frame = match self.areas.get(&pid) {
-            Some(maps) => lay_frame(&borrowed, pid, gadgets, maps, scratch),
-            None => lay_frame(&borrowed, pid, gadgets, &procfs::maps(tid)?, scratch),
+            Some(maps) => lay_frame(&borrowed, pid, gadgets, maps, scratch, lazy),
+            None => lay_frame(&borrowed, pid, gadgets, &procfs::maps(tid)?, scratch, lazy),
         };
         if borrowed.frame.is_some() {
             borrowed.syscall_addr = gadgets.syscall_ret;

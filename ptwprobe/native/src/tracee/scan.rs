@@ -1,5 +1,6 @@
 //! Where the threads of a standing process are, and what their stacks refer to.
 
+use super::lazy::Lazy;
 use super::owner::Owner;
 use super::{procfs, sys, Result};
 
@@ -56,12 +57,13 @@ pub struct Scanner {
     buffer: Vec<u8>,
     /// (start, end) of every mapping.
     areas: Vec<(u64, u64)>,
+    lazy: Option<Lazy>,
 }
 
 impl Scanner {
     pub fn new(pid: i32) -> Result<Scanner> {
         let areas = procfs::maps(pid)?.iter().map(|m| (m.start, m.end)).collect();
-        Ok(Scanner { buffer: vec![0; READ_AT_ONCE], areas })
+        Ok(Scanner { buffer: vec![0; READ_AT_ONCE], areas, lazy: Lazy::of(pid) })
     }
 
     /// The first word of the stack at `rsp`, or of a stack that it interrupted, that refers into `ranges`:
@@ -82,7 +84,10 @@ impl Scanner {
             while at < end {
                 let want = usize::try_from(end - at).unwrap_or(READ_AT_ONCE).min(READ_AT_ONCE);
                 let buffer = self.buffer.get_mut(..want)?;
-                let got = sys::read_memory(tid, at, buffer);
+                let got = match &self.lazy {
+                    Some(lazy) => lazy.read_memory(tid, at, buffer),
+                    None => sys::read_memory(tid, at, buffer),
+                };
                 for (i, word) in buffer.get(..got)?.chunks_exact(8).enumerate() {
                     let word = u64::from_le_bytes(word.try_into().unwrap_or_default());
                     let addr = at + 8 * i as u64;
@@ -177,7 +182,7 @@ mod tests {
         stack[151] = 0x5678; // saved rip
         stack[152] = 0x246;
         stack[153] = SEGMENTS;
-        let mut scanner = Scanner { buffer: vec![0; READ_AT_ONCE], areas: Vec::new() };
+        let mut scanner = Scanner { buffer: vec![0; READ_AT_ONCE], areas: Vec::new(), lazy: None };
         let base = stack.as_ptr() as u64;
         scanner.areas.push((base & !0xf, base + 2048));
         let rsp = base + 256;

@@ -86,7 +86,7 @@ impl Owner {
             };
             // Gone in between: nothing to stop.
             for tid in procfs::tasks(tgid).unwrap_or_default() {
-                if !self.proc(pid)?.threads.contains_key(&tid) {
+                if !self.proc(pid)?.threads.contains_key(&tid) && !procfs::is_kernels_worker(tid) {
                     found |= self.seize_sibling(pid, tid, like)?;
                 }
             }

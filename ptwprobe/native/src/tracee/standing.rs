@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use super::lazy::Lazy;
 use super::owner::Owner;
 use super::plan::Site;
 use super::procfs;
@@ -55,6 +56,8 @@ impl Owner {
     /// Before the stop of a change of `sites`.
     pub(super) fn prepare_standing(&mut self, pid: i32, sites: &[&Site], terms: &Terms) -> Result<Standing> {
         self.prepare_calls(pid);
+        self.lazy.remove(&pid);
+        self.lazy.extend(Lazy::of(pid).map(|lazy| (pid, lazy)));
         let installed = self.installed.get(&pid);
         let comes_out = |i: &Site| {
             let at = sites.partition_point(|s| s.addr < i.addr);

@@ -193,7 +193,7 @@ impl Owner {
     pub(super) fn seize_tasks(&mut self, pid: i32) -> Result<bool> {
         let mut found = false;
         for tid in procfs::tasks(pid)? {
-            if self.proc(pid)?.threads.contains_key(&tid) {
+            if self.proc(pid)?.threads.contains_key(&tid) || procfs::is_kernels_worker(tid) {
                 continue;
             }
             match sys::seize(tid) {
