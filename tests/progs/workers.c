@@ -58,7 +58,7 @@ int main(void)
     if (syscall(SYS_io_uring_enter, ring, 1, 0, 0, NULL, 0) != 1)
         return 5;
     pthread_t waiting;
-    pthread_create(&waiting, NULL, wait_for_read, &waiting);
+    pthread_create(&waiting, NULL, wait_for_read, ends);
     usleep(20000);
     int workers = threads() - 2;
     puts("ready");
