@@ -13,6 +13,7 @@ import pytest
 
 from tests.progs.build import build
 from tests.targets import Target
+from tests.walking import BASE, Assemble, Program, assembled
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,3 +72,13 @@ def _lacking(need: str) -> str:
     if need == "uprobes":
         return "" if os.access("/sys/kernel/tracing/uprobe_events", os.W_OK) else "needs a writable tracefs"
     return "" if shutil.which(need) else f"needs the program {need}"
+
+
+@pytest.fixture
+def assemble(tmp_path: Path) -> Assemble:
+    """``assemble(source, start=BASE)``: see ``assembled``."""
+
+    def here(source: str, start: int = BASE) -> Program:
+        return assembled(tmp_path, source, start)
+
+    return here

@@ -134,10 +134,7 @@ fn text_line(out: &mut Vec<u8>, entry: &Entry<'_>, depth: usize, view: Option<&m
         }
         What::Stray { ip, value } => {
             out.extend_from_slice(b"ptwrite: (");
-            match ip {
-                Some(ip) => push_hex(out, ip),
-                None => out.push(b'-'),
-            }
+            push_address(out, ip);
             out.extend_from_slice(b") 0x");
             push_hex(out, value);
         }
@@ -150,10 +147,7 @@ fn text_line(out: &mut Vec<u8>, entry: &Entry<'_>, depth: usize, view: Option<&m
         }
         What::Event { packet, ip } => {
             out.extend_from_slice(b"event: (");
-            match ip {
-                Some(ip) => push_hex(out, ip),
-                None => out.push(b'-'),
-            }
+            push_address(out, ip);
             out.extend_from_slice(b") ");
             push_display(out, packet);
         }
@@ -171,6 +165,13 @@ fn text_line(out: &mut Vec<u8>, entry: &Entry<'_>, depth: usize, view: Option<&m
 fn push_display(out: &mut Vec<u8>, what: impl Display) {
     // Writing to a Vec does not fail.
     let _ = write!(out, "{what}");
+}
+
+fn push_address(out: &mut Vec<u8>, ip: Option<u64>) {
+    match ip {
+        Some(ip) => push_hex(out, ip),
+        None => out.push(b'-'),
+    }
 }
 
 fn push_count(out: &mut Vec<u8>, what: &[u8], count: u64) {

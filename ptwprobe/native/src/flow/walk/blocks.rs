@@ -167,18 +167,26 @@ impl<S: Spaces> Walk<S> {
         Err(wrong)
     }
 
+    /// Follows what ends the present block, if no packet has a say in that; whether it did.
+    fn follow_direct(&mut self, out: &mut Batch) -> bool {
+        let block = self.cache.block(self.cur);
+        match block.term {
+            Term::Jump => {
+                out.push(block.branch, block.target, BranchKind::Jump);
+                self.cur = self.cache.taken(self.cur, self.spaces.space(self.key.0));
+            }
+            Term::Call => self.call(out),
+            Term::Split => self.cur = self.cache.fall(self.cur, self.spaces.space(self.key.0)),
+            _ => return false,
+        }
+        true
+    }
+
     /// Follows direct jumps and calls up to what a packet has a say in.
     fn run_direct(&mut self, out: &mut Batch) -> Result<(), Finding> {
         for _ in 0..MAX_DIRECT {
-            let block = self.cache.block(self.cur);
-            match block.term {
-                Term::Jump => {
-                    out.push(block.branch, block.target, BranchKind::Jump);
-                    self.cur = self.cache.taken(self.cur, self.spaces.space(self.key.0));
-                }
-                Term::Call => self.call(out),
-                Term::Split => self.cur = self.cache.fall(self.cur, self.spaces.space(self.key.0)),
-                _ => return Ok(()),
+            if !self.follow_direct(out) {
+                return Ok(());
             }
         }
         Err(Finding::Endless { ip: self.cache.block(self.cur).branch })
@@ -202,15 +210,7 @@ impl<S: Spaces> Walk<S> {
             least = self.cache.start(at);
         };
         for _ in 0..blocks {
-            let block = self.cache.block(self.cur);
-            match block.term {
-                Term::Jump => {
-                    out.push(block.branch, block.target, BranchKind::Jump);
-                    self.cur = self.cache.taken(self.cur, self.spaces.space(self.key.0));
-                }
-                Term::Call => self.call(out),
-                _ => self.cur = self.cache.fall(self.cur, self.spaces.space(self.key.0)),
-            }
+            self.follow_direct(out);
         }
         self.pos = Some(if executed { next } else { ip });
         Ok(())
